@@ -53,6 +53,10 @@ class Equation(NamedTuple):
     ins: list[Shape]
     outs: list[Shape]
 
+    def along(self, name: str) -> Any:
+        """The size of the result along the axis in this parameter."""
+        return self.outs[0][self.params[name]]
+
 
 def equation(eqn: Any) -> Equation:
     return Equation(

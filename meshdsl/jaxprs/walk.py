@@ -22,7 +22,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..errors import Where, users_line
-from .table import CALLS, FIRST, JOINT, PRODUCTS, SUM, TABLE, equation, inner
+from .table import CALLS, FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation, inner
 
 __all__ = ["Problem", "check", "line_of"]
 
@@ -155,38 +155,43 @@ class _Walk:
 
     def results(self, a: Any, b: Any, ins: list[_Value]) -> list[_Value]:
         """The results of one equation."""
-        name, bodies = a.primitive.name, list(zip(inner(a), inner(b), strict=True))
+        name, bodies = a.primitive.name, list(zip(inner(a), inner(b), strict=False))
         for key, value in a.params.items():
             if key not in _FREE and _simple(value) and not _equal(value, b.params.get(key)):
                 raise _refuse(f"reads the size of a block: its {key} is {value}, and {b.params.get(key)} there,")
         if name in _CONTROL:
             return _CONTROL[name](self, a.params, b.params, ins)
         if name in CALLS and bodies:
-            a, b = (ClosedJaxpr(body, list(consts)) for body, consts in bodies[0])
-            return self.run(a, b, ins)
+            full, block = (ClosedJaxpr(body, list(consts)) for body, consts in bodies[0])
+            return self.run(full, block, ins)
         if a.effects:
             raise _refuse("has side effects, once for every block")
         if name == "optimization_barrier":  # the only primitive whose results have operands of their own
             return ins
-        shapes, others = equation(a), equation(b)
-        tied = any(x.axis is not None or x.sum == "partial" for x in ins) or shapes.outs != others.outs
+        full, block = equation(a), equation(b)
+        tied = any(x.axis is not None or x.sum == "partial" for x in ins) or full.outs != block.outs
         if not tied and name not in TABLE and str(a.params) == str(b.params):
             return [_Value()] * len(a.outvars)
-        if name in ("reshape", "expand_dims"):
-            moved = [self.reshaped(ins[0], shapes.ins[0], shapes.outs[0])]
-        elif name not in TABLE:
-            raise _refuse("is not known to keep places", unknown=True)
-        else:
-            targets = zip(ins, TABLE[name](shapes), TABLE[name](others), strict=False)
-            moved = [self.moved(x, to[x.axis], other[x.axis]) for x, to, other in targets if x.axis is not None]
-        if len(set(moved)) > 1:
-            raise _refuse(f"combines different places along {self.dim}")
-        value = moved[0] if moved else _Value()
-        value = value if value.axis is not None else _Value(sum=value.sum)
+        value = self.passed(name, full, block, ins)
         state = self.sum(name, a, ins, value.sum == "partial")
-        new = not moved and (name == "broadcast_in_dim" or (name == "iota" and not _counts(a, shapes, others)))
-        outs = zip(shapes.outs, others.outs, strict=True)
-        return [self.placed(*pair, value._replace(sum=state), new=new) for pair in outs]
+        new = name == "broadcast_in_dim" or (name == "iota" and full.along("dimension") == block.along("dimension"))
+        return [
+            self.placed(*shapes, value._replace(sum=state), new=new and value.axis is None)
+            for shapes in zip(full.outs, block.outs, strict=True)
+        ]
+
+    def passed(self, name: str, full: Equation, block: Equation, ins: Sequence[_Value]) -> _Value:
+        """What becomes of the places of the operands."""
+        if name in ("reshape", "expand_dims"):
+            return self.reshaped(ins[0], full.ins[0], full.outs[0])
+        if name not in TABLE:
+            raise _refuse("is not known to keep places", unknown=True)
+        targets = zip(ins, TABLE[name](full), TABLE[name](block), strict=False)
+        moved = {self.moved(x, to[x.axis], other[x.axis]) for x, to, other in targets if x.axis is not None}
+        if len(moved) > 1:
+            raise _refuse(f"combines different places along {self.dim}")
+        value = moved.pop() if moved else _Value()
+        return value if value.axis is not None else _Value(sum=value.sum)
 
     def moved(self, x: _Value, target: int | str, other: int | str) -> _Value:
         """The value after its axis is passed on or summed."""
@@ -289,6 +294,8 @@ def _while(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
 
 def _cond(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
     _decides(walk, ins[0])
+    if len(p["branches"]) != len(q["branches"]):
+        raise _refuse("has other branches on a block")
     first, *others = (walk.run(a, b, ins[1:]) for a, b in zip(p["branches"], q["branches"], strict=True))
     for other in others:
         first = walk.joined(first, other)
@@ -344,12 +351,6 @@ def _simple(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_simple, value))
     return value is None or isinstance(value, bool | int | float | complex | str | np.generic | np.dtype | Enum)
-
-
-def _counts(a: Any, full: Any, block: Any) -> bool:
-    """True for an iota along the axis that follows the size of a block."""
-    along = int(a.params["dimension"])
-    return full.outs[0][along] != block.outs[0][along]
 
 
 def _keeps_sums(a: Any) -> bool:

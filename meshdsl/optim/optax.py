@@ -8,7 +8,7 @@ error that names the function. optax is not imported; any object with its `init`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import meshdsl as md
 
 from .checks import check_update
-from .jaxpr import Flat, flatten
+from .elementwise import check_elementwise, run
 from .optimizers import Optimizer, zero
 from .per_tensor import path_of
 
@@ -38,11 +38,11 @@ def from_optax(transformation: Any) -> Optimizer:
     (tensor(float32[io=1 hidden=2], [[0.8999 1.8998]]), {'0/count': (), '0/mu/w': (io=1, hidden=2)})
 
     The state is a dict: `step`, and under `optax` the arrays of optax's state by their path, such as `0/mu/w`. A state
-    array has the dims of the parameter that the update combines it with.
+    array has the dims of the parameter at the end of its path.
 
     Raises `MeshdslError` at the first `init` or `update` if the transformation combines elements of one tensor
     (`optax.clip_by_global_norm`, and optax's LARS, LAMB, Adafactor and Muon) or branches (`optax.MultiSteps`); the
-    error names a replacement. Also raises it if the dims of a state array cannot be inferred.
+    error names a replacement. Also raises it if a state array is in the place of no parameter of its shape.
     """
 
     if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
@@ -60,40 +60,41 @@ def from_optax(transformation: Any) -> Optimizer:
 
     def init(params: Any) -> dict[str, Any]:
         traced = plan_for(params)
-        state = traced.init.run(jax.tree.leaves(params), traced.state)
-        return {"step": zero(), "optax": dict(zip(traced.paths, state, strict=True))}
+        state = traced.init(jax.tree.leaves(params), list(traced.state.values()))
+        return {"step": zero(), "optax": dict(zip(traced.state, state, strict=True))}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         traced = plan_for(params)
         leaves, structure = jax.tree.flatten(params)
-        old_state = [state["optax"][path] for path in traced.paths]
-        dims = [p.dims for p in leaves]
-        results = traced.update.run([*jax.tree.leaves(grads), *old_state, *leaves], [*dims, *traced.state])
+        old_state = [state["optax"][path] for path in traced.state]
+        dims = [*(p.dims for p in leaves), *traced.state.values()]
+        results = traced.update([*jax.tree.leaves(grads), *old_state, *leaves], dims)
         new_params = [md.cast(p + u, p.dtype) for p, u in zip(leaves, results, strict=False)]
-        inner = dict(zip(traced.paths, results[len(leaves) :], strict=True))
+        inner = dict(zip(traced.state, results[len(leaves) :], strict=True))
         return structure.unflatten(new_params), {"step": state["step"] + 1, "optax": inner}
 
     return Optimizer(init, update)
 
 
 Dims = tuple[md.Dim, ...]
+Run = Callable[[Sequence[md.Tensor], Sequence[Dims]], list[md.Tensor]]  # of tensors, with the dims of results
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A transformation traced for given parameter types: both functions, and the paths and dims of its state."""
+    """A transformation traced for given parameter types: both functions, and the dims of its state by path."""
 
-    init: Flat
-    update: Flat
-    paths: tuple[str, ...]
-    state: tuple[Dims, ...]
+    init: Run
+    update: Run
+    state: dict[str, Dims]
 
 
 def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
-    arrays = [jax.ShapeDtypeStruct(tuple(d.size for d in t.dims), t.dtype) for t in types]
+    arrays = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
     params = structure.unflatten(arrays)
     init_jaxpr, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
+    leaves = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise md.MeshdslError(
@@ -101,19 +102,29 @@ def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
                 "  numbers drawn by optax would depend on the shard's shape\n"
                 "  draw them with md.random, which gives the same numbers under every layout"
             )
-    state_paths = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(state)]
+        if path_of(keys) in leaves:
+            raise md.MeshdslError(f"two arrays of the optax state have the same path, {path_of(keys)}")
+        leaves[path_of(keys)] = leaf
     update_jaxpr, (_, new_state) = _update(transformation, params, state)
     if jax.tree.structure(new_state) != jax.tree.structure(state):
         raise md.MeshdslError(
             "the update of the optax transformation changes the structure of its state\n"
             f"  before: {jax.tree.structure(state)}\n  after: {jax.tree.structure(new_state)}"
         )
-    if len(set(state_paths)) < len(state_paths):
-        paths = ", ".join(sorted(state_paths))
-        raise md.MeshdslError(f"two arrays of the optax state have the same path; the paths are {paths}")
-    init, update = flatten(init_jaxpr, _refusal), flatten(update_jaxpr, _refusal)
-    state_dims = _state_dims(update, structure, types, state_paths, _name(transformation))
-    return _Plan(init, update, tuple(state_paths), state_dims)
+    for jaxpr in (init_jaxpr, update_jaxpr):
+        check_elementwise(jaxpr.jaxpr, jaxpr.consts, _refusal)
+    paths = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(len(types))))]
+    named = {path: t.dims for path, t in zip(paths, types, strict=True)}
+    state_dims = {path: _state_dims(path, leaf.shape, named, _name(transformation)) for path, leaf in leaves.items()}
+
+    def rebuilt(jaxpr: Any) -> Run:
+        return lambda tensors, dims: run(jaxpr, tensors, dims, lambda a, b: _combined(named, a, b))
+
+    plan = _Plan(rebuilt(init_jaxpr), rebuilt(update_jaxpr), state_dims)
+    state_types = [md.spec(state_dims[path], leaf.dtype) for path, leaf in leaves.items()]
+    dims = [*named.values(), *state_dims.values()]
+    md.eval_shape(lambda *xs: plan.update(xs, dims), *types, *state_types, *types)
+    return plan
 
 
 def _update(transformation: Any, params: Any, state: Any) -> Any:
@@ -134,36 +145,28 @@ def _name(transformation: Any) -> str:
     return "the transformation" if own or not maker else f"optax.{maker}"
 
 
-def _state_dims(
-    update: Flat, structure: Any, types: tuple[Any, ...], state_paths: list[str], maker: str
-) -> tuple[Dims, ...]:
-    """The dims of each state array, inferred from the parameters that it is combined with."""
-    n = len(types)
-    names = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(n)))]
-    old_state, new_state = update.ins[n : len(update.ins) - n], update.outs[n:]
-    pairs = list(zip(update.ins[:n], update.outs[:n], strict=True))
-    pairs += list(zip(update.ins[:n], update.ins[len(update.ins) - n :], strict=True))
-    pairs += list(zip(old_state, new_state, strict=True))
-    group_of = update.groups(pairs)
-    dims_by_group: dict[Any, tuple[Dims, str]] = {}
-    for value, kind, name in zip(update.ins, types, names, strict=False):
-        dims, other_name = dims_by_group.setdefault(group_of(value), (kind.dims, name))
-        if dims != kind.dims and kind.dims:
-            raise md.MeshdslError(
-                f"the optax transformation combines elements of the parameters {other_name!r} and {name!r}\n"
-                f"  their dims are {dims} and {kind.dims}, which a layout may shard differently\n"
-                "  write the update with md operations: md.optim.Optimizer(init, update) is two functions"
-            )
-    dims_of: list[Dims] = []
-    for value, path in zip(old_state, state_paths, strict=True):
-        if value.shape and group_of(value) not in dims_by_group:
-            raise md.MeshdslError(
-                f"{maker} cannot be used: the dims of its state array {path!r} of shape {value.shape} are unknown\n"
-                "  the update never combines it with a parameter or a gradient elementwise\n"
-                f"  {_INSTEAD.get(maker.removeprefix('optax.'), 'remove this part, or use an optimizer of md.optim')}"
-            )
-        dims_of.append(dims_by_group[group_of(value)][0] if value.shape else ())
-    return tuple(dims_of)
+def _state_dims(path: str, shape: tuple[int, ...], params: dict[str, Dims], maker: str) -> Dims:
+    """The dims of a state array: those of the parameter in whose place it is, or of all parameters of its shape."""
+    fitting = {name: dims for name, dims in params.items() if tuple(d.size for d in dims) == tuple(shape)}
+    here = [dims for name, dims in fitting.items() if f"/{path}".endswith(f"/{name}")]
+    choices = set(here or fitting.values())
+    if shape and len(choices) != 1:
+        raise md.MeshdslError(
+            f"{maker} cannot be used: the dims of its state array {path!r} of shape {tuple(shape)} are unknown\n"
+            "  it is in the place of no parameter of this shape\n"
+            f"  {_INSTEAD.get(maker.removeprefix('optax.'), 'remove this part, or use an optimizer of md.optim')}"
+        )
+    return choices.pop() if shape else ()
+
+
+def _combined(params: dict[str, Dims], a: Dims, b: Dims) -> md.MeshdslError:
+    """The error for an update that combines tensors of these dims."""
+    names = sorted(next(name for name, dims in params.items() if dims == own) for own in (a, b))
+    return md.MeshdslError(
+        f"the optax transformation combines elements of the parameters {names[0]!r} and {names[1]!r}\n"
+        f"  their dims are {params[names[0]]} and {params[names[1]]}, which a layout may shard differently\n"
+        "  write the update with md operations: md.optim.Optimizer(init, update) is two functions"
+    )
 
 
 _INSTEAD = {
@@ -186,9 +189,8 @@ _INSTEAD_OF = {
 }
 
 
-def _refusal(what: str, where: Callable[[], tuple[str, str]]) -> md.MeshdslError:
-    """The error for an operation that is not elementwise; `where` gives the function and file that uses it."""
-    name, file = where()
+def _refusal(what: str, name: str, file: str) -> md.MeshdslError:
+    """The error for an operation that is not elementwise, in this function and file."""
     source = f"optax.{name}" if "optax" in file else name
     of_kind = [way_out for begins, way_out in _INSTEAD_OF.items() if what.startswith(begins) and "optax" not in file]
     instead = (

@@ -189,4 +189,12 @@ def test_from_optax_refuses_non_elementwise_user_transformations(update: Any, me
 def test_from_optax_refuses_state_of_unknown_dims():
     optimizer = own(lambda g, s, p: (g, s), lambda p: {"x": jnp.zeros((3, 5))})
     with pytest.raises(md.MeshdslError, match=r"the dims of its state array 'x' of shape \(3, 5\) are unknown"):
-        md.eval_shape(optimizer.init, {"w": md.spec("a:3 b:5")})
+        md.eval_shape(optimizer.init, {"w": md.spec("a:3 b:5"), "v": md.spec("b:3 a:5")})
+    only = {"w": md.spec("a:3 b:5")}  # no update can tell the dims of x apart from those of the one such parameter
+    assert md.eval_shape(optimizer.init, only)["optax"]["x"].dims == only["w"].dims
+
+
+def test_from_optax_refuses_sums_of_parameters_whose_dims_have_another_order():
+    optimizer = own(lambda g, s, p: ({"w": g["w"] + g["v"], "v": g["v"]}, s))
+    with pytest.raises(md.MeshdslError, match="combines elements of the parameters 'v' and 'w'"):
+        md.eval_shape(optimizer.init, {"w": md.spec("a:3 b:3"), "v": md.spec("b:3 a:3")})
