@@ -74,9 +74,9 @@ def _rule(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> L
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[Any], f: JaxFunction, **_: Any) -> float:
     types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(shape, own, strict=True)), dtype)
+        Type(tuple(Dim(d.name, min(n, d.size)) for d, n in zip(shape, own, strict=True)), dtype)
         for shape, own, dtype in zip(shapes, ins, dtypes, strict=True)
-    ]
+    ]  # f reads no padding
     if f.cost is None:
         return flops(f.traced(types))
     whole, own = _sized(f.operands), _sized(types)

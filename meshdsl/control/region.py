@@ -111,9 +111,9 @@ def _rule(
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
     types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(shape, local_sizes, strict=True)), dtype)
+        Type(tuple(Dim(d.name, min(n, d.size)) for d, n in zip(shape, local_sizes, strict=True)), dtype)
         for shape, local_sizes, dtype in zip(shapes, ins, dtypes, strict=True)
-    ]
+    ]  # f reads no padding
     return sum(operations(eqn, lambda v: tuple(d.size for d in v.dims)) for eqn in _traced(f, types).eqns)
 
 

@@ -216,11 +216,11 @@ def judge(case: Case, counts: Counter[str]) -> str:
         step = compiled(case)
         program = step.program(params, state, batches[0])
     except md.InternalError as error:
-        return _failure(error)
+        return failure(error)
     except md.MeshdslError as error:
         return refusal(str(error))
     except Exception as error:  # any other exception is a finding
-        return _failure(error)
+        return failure(error)
     counts["sharded weights"] += sum(d.sharded for d in step.weight_update.decisions)
     counts[f"overlap {case.plan.overlap.get('mode', 'none')}"] += 1
     counts[f"update {case.plan.update.get('mode', 'replicated')}"] += 1
@@ -242,12 +242,12 @@ def judge(case: Case, counts: Counter[str]) -> str:
                 if worst > case.model.tolerance:
                     return f"{name} step {i + 1} of {len(wanted)} is {worst:.1e} apart"
         except Exception as error:  # any exception of a program that was compiled is a finding
-            return f"{name} {_failure(error)}"
+            return f"{name} {failure(error)}"
         counts[name] += 1
     return "ok"
 
 
-def _failure(error: Exception) -> str:
+def failure(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(frames) if "/meshdsl/" in f.filename), frames[-1])
     place = last.filename.rpartition("/meshdsl/")[2]
