@@ -1,13 +1,17 @@
-"""Formulas that both array libraries need: letters of an einsum, and windows along a dim."""
+"""Formulas that both array libraries need: letters of an einsum, dtypes of its sums, and windows along a dim."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
 
 from ..dims import Shape
 
-__all__ = ["Numbers", "letters", "window_count"]
+__all__ = ["Numbers", "letters", "widens", "window_count"]
 
 
 def letters(shapes: Sequence[Shape], out: Shape) -> str:
@@ -18,6 +22,13 @@ def letters(shapes: Sequence[Shape], out: Shape) -> str:
             table.setdefault(dim.name, string.ascii_letters[len(table)])
     side = ["".join(table[d.name] for d in shape) for shape in (*shapes, out)]
     return f"{','.join(side[:-1])}->{side[-1]}"
+
+
+def widens(of: Any, dtype: Any) -> bool:
+    """True if products of operands with the dtype `of` are added in `dtype`, which is at least as wide."""
+    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly
+        return jnp.issubdtype(dtype, jnp.floating)
+    return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
 
 
 Numbers = tuple[int, ...]  # one window: size, stride, dilation, base dilation, low and high padding

@@ -15,7 +15,7 @@ from jax.experimental import io_callback
 from ..jaxprs.call import call_on_blocks
 from . import direct, grouped
 from .attention import Arrays, blockwise
-from .formulas import Numbers, window_count
+from .formulas import Numbers, widens, window_count
 from .varying import alike
 
 __all__ = ["Jax"]
@@ -25,13 +25,7 @@ LANES = 128  # columns of a tile of the TPU's memory
 
 def _at_least(dtype: Any, *xs: Any) -> Any:
     """`dtype`, if it is at least as wide as the operands' dtypes, else None. lax never narrows."""
-    return dtype if all(_widens(x.dtype, dtype) for x in xs) else None
-
-
-def _widens(of: Any, dtype: Any) -> bool:
-    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly
-        return jnp.issubdtype(dtype, jnp.floating)
-    return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
+    return dtype if all(widens(x.dtype, dtype) for x in xs) else None
 
 
 def _narrow_first(formula: str, x: Sequence[int], y: Sequence[int]) -> str:

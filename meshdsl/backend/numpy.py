@@ -10,7 +10,7 @@ import numpy as np
 
 from ..jaxprs.call import compiled
 from .attention import Arrays, plain
-from .formulas import Numbers, window_count
+from .formulas import Numbers, widens, window_count
 
 __all__ = ["NumPy"]
 
@@ -19,6 +19,12 @@ def _wide(x: Any) -> Any:
     # NumPy's reductions and products of 16- and 8-bit floats are slow and inaccurate
     x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.kind == "V" or (x.dtype.kind == "f" and x.dtype.itemsize < 4) else x
+
+
+def _factors(dtype: Any, *xs: Any) -> list[Any]:
+    """Operands of a product in the dtype in which it is added: that of the sum, if it is at least as wide."""
+    wide = all(widens(x.dtype, dtype) for x in xs)
+    return [_wide(x.astype(dtype) if wide else x) for x in xs]
 
 
 def _total_order(x: Any) -> Any:
@@ -80,18 +86,19 @@ class _NumPy:
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-        return np.asarray(np.einsum(formula, *(_wide(x) for x in xs), optimize=True)).astype(dtype)
+        return NumPy.astype(np.asarray(np.einsum(formula, *_factors(dtype, *xs), optimize=True)), dtype)
 
     @staticmethod
     def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
-        out = np.zeros((len(x), w.shape[2]), dtype)
+        out, (x, w) = np.zeros((len(x), w.shape[2]), dtype), _factors(dtype, x, w)
         for g in range(len(w)):
-            out[group == g] = _wide(x)[group == g] @ _wide(w)[g]
+            out[group == g] = x[group == g] @ w[g]
         return out
 
     @staticmethod
     def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any) -> Any:
-        sums = [_wide(x)[group == g].T @ _wide(y)[group == g] for g in range(groups)]
+        x, y = _factors(dtype, x, y)
+        sums = [x[group == g].T @ y[group == g] for g in range(groups)]
         return np.asarray(sums, dtype).reshape(groups, x.shape[1], y.shape[1])
 
     @staticmethod
@@ -193,8 +200,9 @@ class _NumPy:
         """Gather every window of x, then compute one matrix product per group."""
         lhs, rhs, out = dims
         places = [str(i) for i in range(len(windows))]
-        x = _wide(x).transpose([lhs.index(d) for d in ("N", *places, "C")])
-        w = _wide(w).transpose([rhs.index(d) for d in (*places, "I", "O")])
+        x, w = _factors(dtype, x, w)
+        x = x.transpose([lhs.index(d) for d in ("N", *places, "C")])
+        w = w.transpose([rhs.index(d) for d in (*places, "I", "O")])
         for i, window in enumerate(windows):
             x = np.stack([_NumPy.window_slice(x, 1 + i, k, window, 0) for k in range(window[0])], -1)
         x, w = np.moveaxis(x, 1 + len(places), -1), w.reshape(-1, w.shape[-1])
@@ -202,7 +210,7 @@ class _NumPy:
         for part, kernel in zip(np.split(x, groups, -1), np.split(w, groups, -1), strict=True):
             y.append(part.reshape(-1, len(kernel)) @ kernel)
         y = np.concatenate(y, -1).reshape(*x.shape[: 1 + len(places)], -1)
-        return y.transpose([["N", *places, "C"].index(d) for d in out]).astype(dtype)
+        return NumPy.astype(y.transpose([["N", *places, "C"].index(d) for d in out]), dtype)
 
     @staticmethod
     def pool(x: Any, reduce: str, fill: Any, along: Mapping[int, Numbers]) -> Any:
