@@ -1,7 +1,7 @@
 """The simulator and the devices give the same results, for every operation of every dtype that it takes.
 
 Operands have whole numbers from the whole range of an integer dtype, so that sums and products wrap; floats have small
-whole numbers. Integers and booleans agree bit for bit, and so do complex numbers and wide floats of operations that are
+whole numbers, and so have exponents (`jax.numpy` reads six bits of an integer one). Integers and booleans agree bit for bit, and so do complex numbers and wide floats of operations that are
 exact on whole numbers; other floats to a few roundings of the largest result.
 
     python -m tests.lowering.run_law --layouts 2    # every row and dtype; the last line is JSON
@@ -63,7 +63,7 @@ def operands(row: Row, dtype: str) -> list[np.ndarray]:
     for k, (operand, x) in enumerate(zip(row.ins, arrays, strict=True)):
         if narrow(x.dtype):
             arrays[k] = np.sign(x.astype(np.float32)).astype(x.dtype)
-        elif x.dtype.kind in "iu" and operand.values == "any" and operand.dtype != INDEX:
+        elif x.dtype.kind in "iu" and operand.values == "any" and operand.dtype != INDEX and row.name != "power":
             limits = np.iinfo(x.dtype)
             arrays[k] = rng.integers(limits.min, limits.max, x.shape, x.dtype, endpoint=True)
     return arrays
@@ -77,6 +77,7 @@ def check(row: Row, dtype: str, layouts: int = 1) -> Iterator[str]:
         return
     rng, found, types = Draw(f"{row.name} {dtype}"), 0, row.types(SIZES, dtype)
     graph = md.compile(row.call, "", "").graph(*types)
+    exact = row.exact and dtype[0] in "fc"  # floats made of integers round
     while found < layouts:
         rules = draw_layout(rng, mesh := rng.choice(MESHES), tensors(graph))
         try:
@@ -89,7 +90,7 @@ def check(row: Row, dtype: str, layouts: int = 1) -> Iterator[str]:
         cost_law(program, step.lower(*types).as_text())
         real = [x.numpy() for x in jax.tree_util.tree_leaves(step(*placed(program, arrays)))]
         pairs = list(zip(real, md.simulate(program, *arrays), strict=True))
-        wrong = [k for k, (got, wanted) in enumerate(pairs) if not alike(got, wanted, row.exact)]
+        wrong = [k for k, (got, wanted) in enumerate(pairs) if not alike(got, wanted, exact)]
         yield f"{row} {dtype} {mesh} {dict(rules)}: results {wrong}" if wrong else ""
 
 

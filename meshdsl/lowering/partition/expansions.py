@@ -180,25 +180,29 @@ def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
 
 
 def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's
-    dims.
+    """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's dims.
+
+    Dims of size 1 are removed first: they may be stored with padding, and have the name of a dim of the target.
     """
     (x,), (out,) = ins, outs
-    mesh, extents = scope.setting.mesh, scope.setting.extents
+    extents = scope.setting.extents
+    longer = tuple(d for d in x.dims if d.size > 1)
+    if longer != x.dims:
+        longer_x = Var(longer, x.dtype, "", x.sharding)
+        _add(scope, eqn, RESHAPE, [x], [longer_x], shape=longer)
+        x = longer_x
     for left, right in _groups(x.dims, out.dims):
         axes = assigned.get(right[0].name, ())
         if not axes or _aligned(scope, left, right, axes):
             continue
-        n, real = mesh.count(axes), size_of(left)
         runs = [
             Dim(f"{side[0].name}__run{i}", extents.padded(side[0]) * size_of(side[1:]))
             for i, side in enumerate((left, right))
         ]
         x = _relabel(scope, eqn, x, left, (runs[0],), axes)
         y = _like(x, runs[0], runs[1], axes)
-        lower_index_map(scope, eqn, [x], IndexMap((runs[0],), runs[1], (Piece(0, 0, 0, real),)), axes, y)
+        lower_index_map(scope, eqn, [x], IndexMap((runs[0],), runs[1], (Piece(0, 0, 0, size_of(left)),)), axes, y)
         x = _relabel(scope, eqn, y, (runs[1],), right, axes)
-        assert n
     final = Eqn(eqn.op, (x,), tuple(outs), eqn.params, eqn.where, eqn.backward)
     scope.eqns.append(final)
 

@@ -80,6 +80,16 @@ def test_sums_orders_and_reshapes_along_a_split_dim(mesh: str, layout: str) -> N
         both_ways(lambda t: md.stack([t, t + 1, t * 2], "s"), [t], mesh, legal(layout, "xy"))
 
 
+@pytest.mark.parametrize("into", ["x", "y", "z", "w"])
+@pytest.mark.parametrize("layout", ["x:a", "x:a z:b", "y:b x:a", "x:a,b", "z:a"])
+def test_merges_beside_dims_of_size_one(layout: str, into: str) -> None:
+    rng = np.random.default_rng(3)
+    for sizes in ((1, 3, 2), (3, 1, 2), (3, 2, 1), (1, 3, 1)):
+        for order in ("z x y", "x z y", "x y z"):
+            t = integers(rng, sizes, order)
+            both_ways(lambda t, order=order: md.flatten(t, order, into), [t], "a:2 b:2", layout)
+
+
 @pytest.mark.parametrize(("mesh", "layout"), SPLITS)
 def test_slices_at_a_traced_place(mesh: str, layout: str) -> None:
     rng = np.random.default_rng(2)
