@@ -28,7 +28,7 @@ DTYPES = [
     "float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "int8", "uint8", "int16",
     "uint16", "int32", "uint32", "int64", "uint64", "bool",
 ]  # fmt: skip
-LAYOUTS = ["", "a:p", "b:p; a:q", "a:p q"]
+LAYOUTS = ["", "a:p", "b:p; a:q", "a:p,q"]
 Place = Callable[..., Any]  # (x, mask, constant) -> the result
 
 
