@@ -2,7 +2,7 @@
 
 Prints a JSON line for each search space: the train step of the language model on TPU v5e, with ten dims and two or
 three mesh axes, and one or several axes per dim. Seconds are wall-clock and CPU time of the search, without tracing.
-`best_after` is the time until the best layout was found. `gap` is 0 if every layout was costed or excluded by a bound.
+`best_after` is the time until the best layout was found. `gap` is 0 if every layout was costed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Layout search: the compiler costs candidate layouts, and lower bounds exclude the rest.
+"""Search for plans: the compiler costs candidates, and local search chooses them.
 
-space, candidates   the layouts of a mesh, and the status of each
-bound, screen       lower bounds of a cost: from rules alone, and with loops lowered
-evaluate, search    the cost of one layout; the best-first loop over candidates
-overrides           splits of single parameters beyond a layout's rules
+space, screen, clock           the layouts of a mesh, and their time by one memo of their lowering
+plan_layouts, moves            the fastest layouts of a mesh, and the neighbours of a plan
+local_search, knobs, plans     changes of one choice at a time; the values of each; the phases of a search
+evaluate, costed, floor        the cost of one plan, those costed so far, and the least work of any plan
 """
 
 from .api import search

@@ -15,15 +15,13 @@ from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
 from ..layouts import Layout, Mesh, MeshLike
 from ..trace import spec
-from .anytime import search as search_layouts
-from .evaluate import Problem
 from .knobs import turns_of
 from .plan_result import plan_result
 from .plans import PlanSearch
 from .request import SearchRequest
 from .result import Progress, SearchResult
 from .space import meshes
-from .variants import Variants, problem_of
+from .variants import Variants
 
 __all__ = ["search"]
 
@@ -44,7 +42,6 @@ def search(
     most_axes: int = 3,
     runners_up: int = 4,
     front: bool = False,
-    tolerance: float = 0.01,
     time_limit: float | None = 60.0,
     patience: float | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -55,7 +52,8 @@ def search(
 ) -> SearchResult:
     """Find the best plans of a function: layouts, meshes and, of a training step, all other knobs.
 
-    All others have a bound; `gap` 0 means that the best is proven.
+    If there are few plans, every one is costed, and `gap` is 0; otherwise it bounds how much better another can be. Of
+    plans within 1 % of the fastest, `best` is the simplest.
 
     >>> import meshdsl as md
     >>> def two_layers(x, w, v):
@@ -78,15 +76,12 @@ def search(
     `objective` is "seconds", "peak_bytes", "wire_bytes", or "energy": seconds times devices times their TDP, for
     meshes of several sizes (`LayoutError` if the machine's file has no TDP). Layouts that need more than `limit` bytes
     per device (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`;
-    `dims` and `axes` restrict the others. A dim takes one axis or `several`, in mesh order or in all `orders`. If a
-    mesh has too many layouts and neither option was given, each dim takes one axis at most; if there are still too
-    many, only dims of arguments are split. `left_out` reports this.
+    `dims` and `axes` restrict the others. A dim takes one axis or `several`, in mesh order or in all `orders`.
 
-    The search runs for at most `time_limit` seconds (None: until everything is proven), stops after `patience` seconds
+    The search runs for at most `time_limit` seconds (None: until it ends), stops after `patience` seconds
     of processor time without improvement (None: never), and can be interrupted. The result is then the best so far, and
     `gap` bounds how much better any other candidate can be. `progress` is called about twice a second. `front` also
-    finds the trade-off of time against memory among all layouts, at any limit, to within the fraction `tolerance`; it
-    can take much longer.
+    lists the trade-off of time against memory among the plans costed.
 
     Raises `LayoutError` if no layout is legal or none fits, with the reasons and the smallest memory found; for unknown
     dims and axes; and for a mesh larger than the machine.
@@ -110,7 +105,6 @@ def search(
             orders=orders,
             runners_up=runners_up,
             front=front,
-            tolerance=tolerance,
             time_limit=time_limit,
             patience=patience,
             progress=progress,
@@ -118,13 +112,11 @@ def search(
         )
         tried = _meshes(mesh, devices, most_axes, on)
         turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)
-        if not turns:
-            if start is not None:
-                raise LayoutError(
-                    "start= is a plan, and this is a search for layouts: it turns no knobs\n"
-                    "  name the knobs to search (knobs='all'), or leave start out"
-                )
-            return search_layouts(_problem(f, compiled, args), tried, on, request, assignment)
+        if not turns and start is not None:
+            raise LayoutError(
+                "start= is a plan, and this is a search for layouts: it turns no knobs\n"
+                "  name the knobs to search (knobs='all'), or leave start out"
+            )
         searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
         first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
         variants = Variants(compiled, args, _title(f, compiled), on, first)
@@ -149,11 +141,6 @@ def _bounded(machine: Machine | str | os.PathLike[str]) -> Machine:
 
 def _title(f: Any, compiled: Compiled) -> str:
     return getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", "")
-
-
-def _problem(f: Any, compiled: Compiled, args: Sequence[Any]) -> Problem:
-    plan = compiled.plan.replace(mesh="", layout="")
-    return problem_of(compiled, args, _title(f, compiled), plan)
 
 
 def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tuple[Compiled, tuple[Any, ...]]:

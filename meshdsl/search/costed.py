@@ -18,6 +18,14 @@ from .variants import Variants
 __all__ = ["Costed"]
 
 
+SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
+
+
+def complexity(entry: Entry) -> int:
+    """The number of choices of a plan that are not defaults: knobs, and axes in rules and in the mesh."""
+    return len(entry.plan.to_dict()) + sum(map(len, entry.layout.rules.values())) + len(entry.mesh.axes)
+
+
 class Costed:
     """The cost of plans, each computed once. A plan that is not costed when the time is over is given up.
 
@@ -109,12 +117,17 @@ class Costed:
         return not entry.fits, amount, len(entry.plan.to_dict()) + len(entry.layout.rules)
 
     def ranked(self) -> list[Entry]:
-        """The best plans that fit, one per outcome; of plans with equal costs, the one with the fewest changes."""
+        """The best plans that fit, one per outcome: first the simplest of those within `SAME` of the fastest."""
         each: dict[tuple[float, ...], Entry] = {}
-        for entry in sorted(self.entries.values(), key=lambda e: (len(e.plan.to_dict()), len(e.layout.rules))):
-            if entry.fits:
-                each.setdefault((getattr(entry, self.request.objective), *entry.outcome), entry)
-        return [each[outcome] for outcome in sorted(each)[: 1 + self.request.runners_up]]
+        for entry in sorted((e for e in self.entries.values() if e.fits), key=complexity):
+            each.setdefault((self._amount(entry), *entry.outcome), entry)
+        ranked = [each[outcome] for outcome in sorted(each)]
+        near = [entry for entry in ranked if self._amount(entry) <= SAME * self._amount(ranked[0])]
+        near.sort(key=complexity)
+        return [*near[:1], *(entry for entry in ranked if entry is not near[0])][: 1 + self.request.runners_up]
+
+    def _amount(self, entry: Entry) -> float:
+        return getattr(entry, self.request.objective)
 
     def least(self) -> float:
         """The objective of the best plan; infinite while none fits."""

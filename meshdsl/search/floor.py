@@ -23,20 +23,16 @@ import numpy as np
 from ..control import KEEP
 from ..cost.attention import PLAIN
 from ..cost.machine import Machine
-from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, operations
+from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, cse, dce, operations
 from ..lowering.partition.expansions import EXPANSIONS
+from ..ops.placement import PREFER, SHARD
 
-__all__ = ["Work", "floor", "kernel_kind", "kernel_seconds", "kernels", "least_product"]
-
-Tied = Mapping[str, frozenset[str]]
+__all__ = ["Work", "floor", "kernels"]
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least FLOPs and bytes of one kernel, summed over all devices, and its trip count.
-
-    Only the axes of `dims` may split it.
-    """
+    """The least FLOPs and bytes of one kernel, summed over all devices, and its trip count."""
 
     kind: str  # matmul, conv, attention, reduce, result
     flops: float
@@ -44,29 +40,28 @@ class Work:
     writes: float
     dtype: np.dtype[Any]
     trips: int
-    loop: int | None  # number of the enclosing top-level loop, or None
-    dims: frozenset[str]
+    inside: bool  # of a loop
 
 
 def floor(works: Iterable[Work], machine: Machine, devices: int) -> float:
     """Seconds of these kernels on each of `devices` devices that share them evenly."""
-    return sum(kernel_seconds(each, machine, devices) * each.trips for each in works)
+    return sum(_kernel_seconds(each, machine, devices) * each.trips for each in works)
 
 
-def kernel_seconds(work: Work, machine: Machine, devices: int) -> float:
+def _kernel_seconds(work: Work, machine: Machine, devices: int) -> float:
     """Seconds of a kernel, once, on each of `devices` devices that share it evenly."""
     flops, moved = work.flops / devices, (work.reads + work.writes) / devices
     reach = max((y for _, y in machine.memory), default=1.0)
     # a fused attention kernel moves no scores, and its elementwise operations are free
     memory = 0.0 if machine.attention and work.kind != "result" else moved / (machine.hbm_bandwidth * reach)
     if work.kind in ("matmul", "conv", "attention"):
-        computing = least_product(work.kind, flops, work.dtype, machine)
+        computing = _least_product(work.kind, flops, work.dtype, machine)
     else:
         computing = 0.0 if machine.attention else flops / machine.vector
     return max(max(computing, memory) + machine.launch, machine.operation)
 
 
-def least_product(kind: str, flops: float, dtype: np.dtype[Any], machine: Machine) -> float:
+def _least_product(kind: str, flops: float, dtype: np.dtype[Any], machine: Machine) -> float:
     """Least seconds of products with this many FLOPs on one device, without launch and memory."""
     curve = (machine.convolution if kind == "conv" else ()) or machine.efficiency
     computing = machine.conv_seconds if kind == "conv" else machine.matmul_seconds
@@ -85,29 +80,41 @@ def _rises(curve: Sequence[tuple[float, float]]) -> bool:
     return all(y0 <= y1 and (y1 - y0) / math.log(x1 / x0) <= y0 for (x0, y0), (x1, y1) in pairs)
 
 
-def kernels(graph: Graph, tied: Tied) -> tuple[Work, ...]:
-    """The kernels that every program of a graph contains, loops included; `tied` are its `tied_dims`."""
-    return (*_inside(graph, tied, {v: float(_bytes(v)) for v in graph.ins}), *_results(graph, tied))
+def kernels(graph: Graph) -> tuple[Work, ...]:
+    """The kernels that every program of a graph contains, loops included."""
+    sure = certain(graph)
+    return (*_inside(sure, {v: float(_bytes(v)) for v in sure.ins}), *_results(sure))
 
 
-def _inside(
-    graph: Graph, tied: Tied, input_bytes: Mapping[Var, float], trips: int = 1, loop: int | None = None
-) -> Iterator[Work]:
-    reads, number = _Reads(graph, tied, input_bytes), 0
+def certain(graph: Graph) -> Graph:
+    """The equations of every program: no operands of `keep`, which it may replace, and equal equations once."""
+    same: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        ins = tuple(same.get(v, v) for v in eqn.ins)
+        if eqn.op in (PREFER, SHARD):
+            same[eqn.outs[0]] = ins[0]
+            continue
+        eqns.append(eqn.replace(ins=() if eqn.op is KEEP else ins).map_graphs(certain))
+    outs = tuple(same.get(v, v) for v in graph.outs)
+    return dce(cse(graph.replace(eqns=tuple(eqns), outs=outs)))
+
+
+def _inside(graph: Graph, input_bytes: Mapping[Var, float], trips: int = 1, inside: bool = False) -> Iterator[Work]:
+    reads = _Reads(graph, input_bytes)
     for eqn in graph.eqns:
         if isinstance(eqn.control, Scan | While):
             for sub in eqn.graphs().values():
                 _, carries, *_ = eqn.control.inputs(sub.ins)
                 read = {v: float(_bytes(v)) for v in carries}
-                yield from _inside(sub, tied, read, trips * eqn.trips, number if loop is None else loop)
-            number += 1
-        elif kind := kernel_kind(eqn):
+                yield from _inside(sub, read, trips * eqn.trips, True)
+        elif kind := _kernel_kind(eqn):
             flops = operations(eqn, lambda v: tuple(d.size for d in v.dims))
             read, _ = reads.of(eqn)
-            yield Work(kind, flops, read, 0.0, eqn.ins[0].dtype, trips, loop, reads.dims_of(eqn))
+            yield Work(kind, flops, read, 0.0, eqn.ins[0].dtype, trips, inside)
 
 
-def kernel_kind(eqn: Eqn) -> str:
+def _kernel_kind(eqn: Eqn) -> str:
     """The kind of an equation's kernel if every program has one for it and for no other product or reduction."""
     op = eqn.operation
     if op.product is not Product.NONE:
@@ -117,10 +124,10 @@ def kernel_kind(eqn: Eqn) -> str:
     return "reduce" if op.fuses is Fuses.REDUCE and plain else ""
 
 
-def _results(graph: Graph, tied: Tied) -> Iterator[Work]:
+def _results(graph: Graph) -> Iterator[Work]:
     """The kernels of top-level elementwise equations that make results and cannot be part of a product's kernel."""
     results = set(graph.outs)
-    reads = _Reads(graph, tied, {v: float(_bytes(v)) for v in graph.ins}, results)
+    reads = _Reads(graph, {v: float(_bytes(v)) for v in graph.ins}, results)
     reduced = {v: _count(v) for eqn in graph.eqns if _fuses(eqn) is Fuses.REDUCE for v in eqn.outs}
     for eqn in graph.eqns:
         if _fuses(eqn) is not Fuses.MAP or not eqn.ins or results.isdisjoint(eqn.outs):
@@ -128,7 +135,7 @@ def _results(graph: Graph, tied: Tied) -> Iterator[Work]:
         (out,) = eqn.outs
         read, sources = reads.of(eqn)
         if all(reduced.get(v) != _count(out) for v in sources):
-            yield Work("result", 0.0, read, float(_bytes(out)), out.dtype, 1, None, reads.dims_of(eqn))
+            yield Work("result", 0.0, read, float(_bytes(out)), out.dtype, 1, False)
 
 
 class _Reads:
@@ -138,11 +145,9 @@ class _Reads:
     operands are read. Operands that depend on different stored values are read one by one.
     """
 
-    def __init__(self, graph: Graph, tied: Tied, input_bytes: Mapping[Var, float], stored: Collection[Var] = ()):
-        self.tied = tied
+    def __init__(self, graph: Graph, input_bytes: Mapping[Var, float], stored: Collection[Var] = ()):
         self.bytes: dict[Var, float] = {v: input_bytes.get(v, 0.0) for v in graph.ins}
         self.sources: dict[Var, frozenset[Var]] = {v: frozenset((v,)) for v in graph.ins}
-        self.dims: dict[Var, frozenset[str]] = {}  # of a value and of those that it is computed from in the kernel
         for eqn in graph.eqns:
             inside = _fuses(eqn) in (Fuses.MAP, Fuses.VIEW)
             read, sources = self.of(eqn) if inside else (math.inf, frozenset[Var]())
@@ -151,15 +156,6 @@ class _Reads:
                 whole = inside and not (v in stored and _fuses(eqn) is Fuses.MAP)
                 self.bytes[v] = 0.0 if unknown else min(float(_bytes(v)), read if whole else math.inf)
                 self.sources[v] = sources if whole else frozenset((v,))
-                self.dims[v] = self.dims_of(eqn) if inside else self._tied_to(v)
-
-    def _tied_to(self, *values: Var) -> frozenset[str]:
-        return frozenset[str]().union(*(self.tied[d.name] for v in values for d in v.dims))
-
-    def dims_of(self, eqn: Eqn) -> frozenset[str]:
-        """The dims whose axes may split an equation, or a value that its kernel may compute."""
-        own = self._tied_to(*eqn.ins, *eqn.outs)
-        return own.union(*(self.dims[v] for v in eqn.ins if v in self.dims))
 
     def of(self, eqn: Eqn) -> tuple[float, frozenset[Var]]:
         """The least bytes that are read for the operands of an equation, and what they depend on."""

@@ -1,9 +1,10 @@
-"""The layouts of plans: the fastest ones of a few meshes, and those near a plan's, by the memo of the layout search."""
+"""The layouts of plans: the fastest ones of a few meshes, and those near a plan's, by one memo of their lowering."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
@@ -13,13 +14,13 @@ from ..errors.deadline import deadline
 from ..layouts import Mesh
 from ..layouts.sharding import Axes
 from ..lowering import Program
-from .candidates import Candidates
 from .costed import Costed
-from .evaluate import Assignment, Entry
+from .evaluate import Assignment, Entry, Problem, watts
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
 from .request import SearchRequest
-from .space import Row, space
+from .screen import Screen
+from .space import Row, Space, space
 from .variants import Variants
 
 __all__ = ["PlanLayouts"]
@@ -27,6 +28,40 @@ __all__ = ["PlanLayouts"]
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
 LAYOUT_MOVES = 6  # layouts that are costed in a round
 SLOWER = 1.1  # layouts that may be faster under a sharded update, by time over that of the best plan's layout
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The layouts of one mesh for the knobs of one problem."""
+
+    problem: Problem
+    space: Space
+    screen: Screen
+    objective: str
+    amounts: dict[Row, float] = field(default_factory=dict[Row, float])
+
+    @property
+    def timed(self) -> bool:
+        """True if the memo tells the objective of a layout, ignoring memory."""
+        return self.screen.usable and self.objective != "peak_bytes"
+
+    def amount(self, row: Row, enough: float) -> float:
+        """The objective of a layout's program, or a lower bound if that already reaches `enough`."""
+        if row not in self.amounts:
+            name, unit = self.objective, 1.0
+            if name == "energy":
+                name, unit = "seconds", watts(self.screen.machine, self.space.mesh)
+            self.amounts[row] = unit * self.screen.amount(self.space.layout(row), name, enough / unit)
+        return self.amounts[row]
+
+    def stored(self, row: Row) -> float:
+        """The bytes of the inputs on one device, as sharded by their rules."""
+        layout, count = self.space.layout(row).on(self.space.mesh), self.space.mesh.count
+        total = 0
+        for v in self.problem.graph.ins:
+            rules = layout.for_path(v.name)
+            total += math.prod(-(-d.size // count(rules.get(d.name, ()))) for d in v.dims) * v.dtype.itemsize
+        return float(total)
 
 
 class PlanLayouts:
@@ -93,12 +128,10 @@ class PlanLayouts:
 
     def screened(self, group: Candidates, row: Row, enough: float) -> float:
         """The objective of a layout without sharded updates and overlap; stops early once it reaches `enough`."""
-        if group.screen.usable and group.objective != "peak_bytes":
+        if group.timed:
             with deadline(self.costed.time_left()):
-                if enough < math.inf:
-                    return group.screened(row, enough)
-                return group.exact(row, enough)
-        if group.by_rules(row)[group.objective] >= enough:
+                return group.amount(row, enough)
+        if group.objective == "peak_bytes" and group.stored(row) >= enough:
             return enough
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
         return math.inf if entry is None else getattr(entry, group.objective)
@@ -125,15 +158,15 @@ class PlanLayouts:
             if not group.space.contains(plan.layout):
                 continue
             row = group.space.row(plan.layout)
-            exact = group.screen.usable and best.fits and group.objective != "peak_bytes"
-            now = group.exact(row, math.inf) if exact else math.inf
+            exact = group.timed and best.fits
+            now = group.amount(row, math.inf) if exact else math.inf
             times = {now}  # layouts that take equal time have equal programs
             for near in rows_near(group.space, row):
                 layout = group.space.layout(near)
                 if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
                     continue
                 with deadline(self.costed.time_left()):
-                    amount = group.screened(near, SLOWER * now) if exact else group.by_rules(near)["peak_bytes"]
+                    amount = group.amount(near, SLOWER * now) if exact else group.stored(near)
                 if amount < SLOWER * now and not (exact and amount in times):
                     amounts.append((amount, len(amounts), plan.replace(layout=layout)))
                     times.add(amount)
@@ -156,7 +189,8 @@ class PlanLayouts:
                 orders=r.orders,
             )
             placement = place(self.machine.network, mesh, self.assignment)
-            self._groups[key] = Candidates(problem, candidates, self.machine, placement, r.objective, listed=False)
+            screen = Screen(problem.graph, mesh, self.machine, placement, problem.results, problem.plain)
+            self._groups[key] = Candidates(problem, candidates, screen, r.objective)
         return self._groups[key]
 
     def partitioned(self, plan: Plan) -> Program | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from ..compile.knobs import KNOBS
-from ..layouts import Mesh
+from ..cost.report.layout_edits import LayoutEdit, layout_edits
+from ..cost.report.report import Report
+from ..layouts import Layout, Mesh
 from .evaluate import Entry
 from .knobs import title
 from .plans import PlanSearch
 from .result import SearchResult
-from .result_text import plan_text
+from .result_text import layouts_text, plan_text
 from .worth import Half, KnobWorth
 
 __all__ = ["plan_result"]
@@ -27,20 +29,30 @@ def plan_result(run: PlanSearch) -> SearchResult:
         best=best[0],
         runners_up=tuple(best[1:]),
         front=_front(run) if run.request.front else (),
-        tolerance=run.request.tolerance,
         counts=run.counts(),
         bound=run.lower_bound(),
         stopped=run.stopped,
         seconds=run.costed.elapsed,
-        left_out=(),
-        _edits=tuple,
-        _text=plan_text,
+        _edits=lambda: _edits(run, best[0]),
+        _text=plan_text if run.turns else layouts_text,
         knobs=tuple(turn.knob for turn in run.turns),
         fixed=_fixed(run),
         costed=tuple(run.costed.entries.values()),
         _worth=lambda: _worth(run, best[0]),
-        _half=lambda: _half(run, best[0]),
+        _half=lambda: _half(run, best[0]) if run.turns else None,
     )
+
+
+def _edits(run: PlanSearch, best: Entry) -> tuple[LayoutEdit, ...]:
+    """The best layout with one dim changed, for each dim; none in a search of plans, whose knobs count for more."""
+    if run.turns:
+        return ()
+    problem = run.variants.problem(best.plan)
+
+    def recost(layout: Layout) -> Report:
+        return problem.cost(best.mesh, layout, run.machine, run.costed.limit, run.assignment)
+
+    return tuple(layout_edits(best.report, recost, run.layouts.group(best.plan, best.mesh).space.dims))
 
 
 def _front(run: PlanSearch) -> tuple[Entry, ...]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..layouts import Mesh
-from .bound import rule_bound
+from .evaluate import watts
+from .floor import floor, kernels
 from .knobs import Turn
 from .request import ROUNDING, SearchRequest
 from .space import space
@@ -58,12 +57,20 @@ class PlanSpace:
         return list(dict.fromkeys([getattr(plan, turn.knob), *turn.candidates(plan)]))
 
     def size(self) -> int:
-        """Number of plans: combinations of mesh and knobs, times the layouts of the mesh."""
+        """Number of plans: combinations of mesh and knobs, times the combinations of axes for the dims."""
         if not self._size:
             graph = self.variants.problem(self._base()).graph
             r = self.request
             for mesh in self.meshes:
-                each = space(graph, mesh, fixed=r.fixed, dims=r.dims, axes=r.axes, several=r.several is not False)
+                each = space(
+                    graph,
+                    mesh,
+                    fixed=r.fixed,
+                    dims=r.dims,
+                    axes=r.axes,
+                    several=r.several is not False,
+                    orders=r.orders,
+                )
                 knobs = math.prod(len(self._all(turn, Plan(mesh))) for turn in self.turns)
                 self._size += each.size * knobs
         return self._size
@@ -72,15 +79,19 @@ class PlanSpace:
         return self.variants.canonical(self.variants.base) or self.variants.base
 
     def floor(self) -> float:
-        """The least work of any plan: that of the step that recomputes nothing, divided over all devices."""
+        """The least of the objective of any plan: the work of the step that recomputes nothing, over all devices."""
         if self._floor is None:
             free = {"remat": "none", "microbatches": 1}
             turned = {turn.knob for turn in self.turns}
             least = self._base().replace(**{name: value for name, value in free.items() if name in turned})
-            problem = self.variants.problem(self.variants.canonical(least) or self._base())
-            by_size = {mesh.size: mesh for mesh in self.meshes}.values()
-            bounds = [rule_bound(problem.graph, space(problem.graph, m), self.machine, plain=False) for m in by_size]
-            undecided = [bound.of(np.zeros((1, len(bound.space.dims)), np.int64)) for bound in bounds]
-            amounts = [float(getattr(amounts, self.request.objective)[0]) for amounts in undecided]
-            self._floor = min(amounts) * (1 - ROUNDING)
+            graph = self.variants.problem(self.variants.canonical(least) or self._base()).graph
+            works = kernels(graph)
+            stored = sum(math.prod(d.size for d in v.dims) * v.dtype.itemsize for v in graph.ins)
+            of_mesh: dict[str, Callable[[Mesh], float]] = {
+                "seconds": lambda mesh: floor(works, self.machine, mesh.size),
+                "energy": lambda mesh: floor(works, self.machine, mesh.size) * watts(self.machine, mesh),
+                "peak_bytes": lambda mesh: stored / mesh.size,
+                "wire_bytes": lambda mesh: 0.0,
+            }
+            self._floor = min(map(of_mesh[self.request.objective], self.meshes)) * (1 - ROUNDING)
         return self._floor

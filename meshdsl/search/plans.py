@@ -1,11 +1,11 @@
-"""Search over whole plans: mesh, layout, weight update, rematerialisation, micro-batches and overlap.
+"""Search over plans: mesh and layout, and of a training step its weight update, rematerialisation and other knobs.
 
-Each phase improves the best plan so far. First, layouts are descended on a few meshes, with the memo of the layout
-search (`screen`) and without a memory limit; the knobs that save memory are turned until the fastest ones fit. The best
-plan is then improved by local search (`local_search`), and its overlap plans are tried; then the next best ones, and
-other meshes. Patience ends the improvement of plans, not the overlap plans that follow it. If there are few plans,
-`anytime.Search` then proves the best one, over every combination. Otherwise the gap is measured against the least work
-of any plan (`floor`), divided over all devices.
+If there are few plans, every one is costed. Otherwise, each phase improves the best plan so far. First, layouts are
+descended on a few meshes, with one memo of their lowering (`screen`) and without a memory limit; the knobs that save
+memory are turned until the fastest ones fit. The best plan is then improved by local search (`local_search`), and its
+overlap plans are tried; then the next best ones, and other meshes. Patience ends the improvement of plans, not the
+overlap plans that follow it. At the end, choices that save less than a hundredth are undone. The gap is measured
+against the least work of any plan (`floor`), divided over all devices.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError
 from ..errors.units import show_bytes
-from ..layouts import Mesh
+from ..layouts import Layout, Mesh
 from ..overlap.values import MODES
-from .anytime import Search
 from .evaluate import Assignment, check_objective
 from .knobs import Turn
 from .local_search import LocalSearch
@@ -34,7 +32,8 @@ from .variants import Variants
 
 __all__ = ["PlanSearch"]
 
-FEW_PLANS = 3_000  # up to which every combination is searched
+FEW = 300  # plans up to which every one is costed, ...
+LISTED = 20_000  # ... of at most so many combinations, most of them illegal
 FIRST_MESHES, FIRST_AXES = 5, 2  # meshes that are descended first, of at most so many axes
 STARTS = 3  # plans that are improved
 LOOKS = 6  # plans costed without anything better before patience ends, ...
@@ -64,8 +63,7 @@ class PlanSearch:
         self.variants, self.machine, self.request = variants, machine, request
         self.turns, self.assignment = turns, assignment
         self.meshes, self.start = list(meshes), start
-        self.proof: Search | None = None
-        self.proven = False
+        self.complete = False  # every plan is costed
         self.stopped = ""
 
     def until_done(self) -> None:
@@ -89,10 +87,9 @@ class PlanSearch:
         finally:
             if collecting:
                 gc.enable()
-        self.adopt()
         self.costed.finish()
-        if not self.stopped and not self.proven:
-            self.stopped = "the end of the improvements, as there are too many plans to prove the best"
+        if not self.stopped and not self.complete:
+            self.stopped = "the end of the improvements, as there are too many plans to cost every one"
 
     def out_of_time(self) -> str:
         """The reason to stop now; "" if there is time, or if no plan is costed yet."""
@@ -107,6 +104,13 @@ class PlanSearch:
             yield
         if self.variants.canonical(self.variants.base) is not None:
             self.space.floor()  # the result has it: it takes seconds, which belong to the time limit
+        yield from self.while_patient(self.every())
+        if not self.complete and not self.stopped:
+            yield from self.local_phases()
+        yield from self.simplified()
+
+    def local_phases(self) -> Iterator[None]:
+        """Local search from the fastest layouts of a few meshes; yields after each evaluation."""
         meshes = self.layouts.ordered(self.meshes)
         first = [mesh for mesh in meshes if len(mesh.axes) <= FIRST_AXES][:FIRST_MESHES] or meshes[:1]
         for mesh in first:
@@ -121,8 +125,6 @@ class PlanSearch:
             yield from self.local.reordered(FIRST_OVERLAP)
         if not self.stopped:
             yield from self.while_patient(self.local.reordered(MODES))
-        if not self.stopped:
-            yield from self.while_patient(self.proved())
 
     def while_patient(self, steps: Iterator[None]) -> Iterator[None]:
         """These steps, until the patience is over."""
@@ -163,34 +165,37 @@ class PlanSearch:
             if self.costed.least() < before:
                 yield from self.local.raised(self.costed.ranked()[0].plan)
 
-    def proved(self) -> Iterator[None]:
-        """Search every combination with bounds, if there are few."""
-        if self.space.size() > FEW_PLANS:
+    def every(self) -> Iterator[None]:
+        """Cost every plan, if there are few."""
+        if self.space.size() > LISTED:
             return
-        groups: dict[Plan, tuple[Any, Mesh]] = {}
-        for plan in self.space.combinations():
-            known = self.variants.canonical(plan)
+        known = dict.fromkeys(filter(None, map(self.variants.canonical, self.space.combinations())))
+        groups = [(plan, self.layouts.group(plan, plan.mesh).space) for plan in known]
+        plans = [plan.replace(layout=space.layout(row)) for plan, space in groups for row in space.rows()]
+        if len(plans) > FEW:
+            return
+        for plan in plans:
+            self.costed.look(plan)
             yield
-            if known is not None and known not in groups:
-                groups[known] = self.variants.problem(known), known.mesh
-        self.proof = Search(list(groups.values()), self.machine, self.request, self.assignment)
-        for _ in self.proof.steps():
-            if self.proof.costs.least() < self.costed.least():
-                self.costed.touch()
-            yield
-        self.proven = True
+        self.complete = True
 
-    def adopt(self) -> None:
-        """Take over the entries of the proof."""
-        if self.proof is not None:
-            for entry in self.proof.costs.entries.values():
-                self.costed.entries.setdefault(entry.plan, entry)
+    def simplified(self) -> Iterator[None]:
+        """Undo choices of the best plan, as long as that costs less than a hundredth; see `Costed.ranked`."""
+        best, before = next(iter(self.costed.ranked()), None), None
+        while best is not None and best is not before and not self.complete:
+            fixed = self.request.fixed.rules
+            rules = best.layout.rules
+            fewer = [{d: cut for d, cut in rules.items() if d != gone} for gone in rules if gone not in fixed]
+            plans = [best.plan.replace(layout=Layout(r, overrides=best.layout.overrides)) for r in fewer]
+            plans += [best.plan.replace(**{turn.knob: getattr(self.variants.base, turn.knob)}) for turn in self.turns]
+            for plan in plans:
+                self.costed.look(plan)
+                yield
+            best, before = self.costed.ranked()[0], best
 
     def lower_bound(self) -> float:
         """A lower bound of the objective for every plan."""
-        if self.proven and self.proof is not None:
-            return min(self.costed.least(), self.proof.costs.lower_bound())
-        return min(self.costed.least(), self.space.floor())
+        return self.costed.least() if self.complete else min(self.costed.least(), self.space.floor())
 
     def progress(self) -> Progress:
         """The state, for a progress line."""
@@ -200,9 +205,9 @@ class PlanSearch:
     def counts(self) -> Counts:
         """Number of plans by outcome."""
         size, costed, illegal = self.space.size(), len(self.costed.entries), len(self.costed.refused)
-        if self.proven:
-            return Counts(len(self.meshes), size, illegal=size - costed, costed=costed)
-        return Counts(len(self.meshes), size, illegal=illegal, costed=costed, unseen=max(size - costed - illegal, 0))
+        if self.complete:
+            return Counts(len(self.meshes), size, size - costed, costed)
+        return Counts(len(self.meshes), size, illegal, costed, max(size - costed - illegal, 0))
 
     def nothing_fits(self) -> LayoutError:
         """The error if there is no result."""

@@ -28,7 +28,6 @@ class SearchRequest:
     orders: bool = False
     runners_up: int = 4
     front: bool = False
-    tolerance: float = 0.01
     time_limit: float | None = 60.0  # seconds
     patience: float | None = None  # stop after this many processor seconds without improvement
     progress: Callable[[Progress], None] | None = None

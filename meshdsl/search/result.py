@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,25 +21,19 @@ __all__ = ["Counts", "Progress", "SearchResult", "amount"]
 
 @dataclass(frozen=True)
 class Counts:
-    """Number of candidates by outcome: the last five sum to `candidates`."""
+    """Number of candidates by outcome: the last three sum to `candidates`."""
 
     meshes: int = 0
-    candidates: int = 0  # every combination of one option per dim, on every mesh
+    candidates: int = 0  # every combination of knobs and of one option per dim, on every mesh
     illegal: int = 0  # two dims of a tensor would share an axis, or partition raises for another reason
-    over_memory: int = 0  # by a bound
-    excluded: int = 0  # by a bound that is no better than the worst layout shown
-    costed: int = 0  # exactly
-    unseen: int = 0  # not visited when the search stopped; may include illegal layouts
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Counts)})
+    costed: int = 0
+    unseen: int = 0  # not visited; may include illegal layouts
 
     def __str__(self) -> str:
         unseen = f", {self.unseen:,} not looked at" if self.unseen else ""
         return (
             f"{self.candidates:,} candidates on {self.meshes} mesh{'es' * (self.meshes > 1)}: "
-            f"{self.illegal:,} illegal, {self.over_memory:,} over memory by a bound, "
-            f"{self.excluded:,} excluded by a bound, {self.costed:,} costed{unseen}"
+            f"{self.illegal:,} illegal, {self.costed:,} costed{unseen}"
         )
 
 
@@ -87,12 +81,10 @@ class SearchResult:
     best: Entry
     runners_up: tuple[Entry, ...]
     front: tuple[Entry, ...]  # Pareto front of the costed layouts, fastest first; empty if not requested
-    tolerance: float  # a proven front is complete to within this fraction, in time and in memory
     counts: Counts
     bound: float  # lower bound of the objective for every candidate that fits
     stopped: str  # reason for an early stop; empty if the search ran to its end
     seconds: float  # duration of the search
-    left_out: tuple[str, ...]  # layouts removed from the candidates because there were too many
     _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
     _text: Callable[[SearchResult], str] = field(repr=False)
     knobs: tuple[str, ...] = ()  # searched besides mesh and layout
@@ -108,10 +100,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The most by which another candidate can be better than `best`, as a fraction; 0: `best` is proven optimal.
-
-        Layouts in `left_out` are not candidates.
-        """
+        """The most by which another candidate can be better than `best`, as a fraction; 0: every other is costed."""
         return gap(getattr(self.best, self.objective), self.bound)
 
     @cached_property
@@ -147,20 +136,18 @@ class SearchResult:
                 "best": self.best.to_dict(),
                 "runners_up": [entry.to_dict() for entry in self.runners_up],
                 "front": [entry.to_dict() for entry in self.front],
-                "front_tolerance": self.tolerance,
                 "edits": [edit.to_dict() for edit in self.edits],
                 "counts": vars(self.counts),
                 "bound": self.bound,
                 "gap": self.gap,
                 "stopped": self.stopped,
                 "search_seconds": self.seconds,
-                "left_out": list(self.left_out),
             }
         )
 
     def __repr__(self) -> str:
         title = self.title or "search"
-        return f"<{title} on {self.machine.name}: best {self.best.layout or '(no sharding)'} on {self.best.mesh}>"
+        return f"<{title} on {self.machine.name}: best {str(self.best.layout) or '(no sharding)'} on {self.best.mesh}>"
 
     def _repr_html_(self) -> str:
         return titled(str(self), self.best.mesh.axes)

@@ -21,18 +21,13 @@ def layouts_text(result: SearchResult) -> str:
     best = result.best
     parts = [
         f"{result.title or 'search'} on {result.machine.name}: the best layout by {result.objective}",
-        f"  mesh    {best.mesh}\n  layout  {best.layout or '(everything replicated)'}\n  {_figures(best)}",
+        f"  mesh    {best.mesh}\n  layout  {str(best.layout) or '(everything replicated)'}\n  {_figures(best)}",
         _proof(result),
     ]
-    if result.left_out:
-        parts.append("left out, as there would be too many layouts (--dims, --axes choose others)\n  "
-                     + "\n  ".join(result.left_out))  # fmt: skip
     if result.runners_up:
         parts.append("then\n" + _entries(result.runners_up, best))
     if len(result.front) > 1:
-        within = f", to within {result.tolerance:.0%}" if result.tolerance else ""
-        within = ", of the layouts costed" if result.stopped else within
-        parts.append(f"time against memory{within}\n" + _entries(result.front, best))
+        parts.append("time against memory, of the layouts costed\n" + _entries(result.front, best))
     legal = [near for near in result.edits if near.report is not None]
     illegal = [near for near in result.edits if near.report is None]
     if legal:
@@ -43,7 +38,7 @@ def layouts_text(result: SearchResult) -> str:
 
 
 def _proof(result: SearchResult) -> str:
-    how = f"proven: {result.counts}" if not result.stopped else f"stopped by {result.stopped}: {result.counts}"
+    how = f"all costed: {result.counts}" if not result.stopped else f"stopped by {result.stopped}: {result.counts}"
     best, least = (amount(n, result.objective) for n in (getattr(result.best, result.objective), result.bound))
     open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if result.gap else ""
     return f"{how}; gap {result.gap:.0%}, {seconds(result.seconds)}{open_gap}"

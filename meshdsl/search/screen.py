@@ -1,12 +1,12 @@
-"""Tighter lower bounds of one layout from the compiler itself: first with its loops lowered, then its whole program.
+"""The time of many layouts of one graph: first a lower bound with the loops lowered, then the whole program.
 
 A loop occupies the compute lane for its trips times the span of its body (`schedule`), independent of the steps around
 it. Its body is the program that `lower_scan` makes from the shardings of its inputs. The program's seconds are
-therefore at least those of its loops plus the rule bound of everything else, because all of it shares the compute lane.
+therefore at least those of its loops plus the floor of everything else, because all of it shares the compute lane.
 The program sends at least the bytes that its loops send.
 
-This lowers only the equations up to the last loop, each once for all layouts that agree on it (`lowering.memo`).
-`exact` lowers all equations and schedules the program. Both require `memoisable`: then no pass after the loops removes
+This lowers only the equations up to the last loop, each once for all layouts that agree on it (`lowering.memo`), and
+all of them only for a layout that may be fast enough. It requires `memoisable`: then no pass after the loops removes
 anything from their bodies.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,7 +36,7 @@ from ..lowering.partition.whole_dims import whole_dims
 from ..targets.tpu.before_loops import products_before_loops
 from ..updates.bucket_collectives import bucket_collectives
 from .clock import Clock
-from .flops import loops
+from .floor import floor, kernels
 
 __all__ = ["ILLEGAL", "Screen"]
 
@@ -55,7 +55,6 @@ class _Loop:
     """
 
     until: int  # number of equations up to it
-    number: int
     dims: tuple[str, ...]  # mentioned by these equations, or in what decides their shardings
     times: dict[Cuts, tuple[float, float]] = field(default_factory=dict[Cuts, tuple[float, float]])  # seconds, bytes
 
@@ -87,12 +86,12 @@ class Screen:
         self.rows = whole_dims(graph)
         self.demand = Demand(graph)
         self.clock = Clock(machine, placement)
-        numbers = {eqn: i for i, eqn in enumerate(loops(graph))}
         scans = [i for i, eqn in enumerate(graph.eqns) if isinstance(eqn.control, Scan) and self.usable]
-        self.loops = [_Loop(i + 1, numbers[graph.eqns[i]], self._dims(i + 1)) for i in scans]
+        self.loops = [_Loop(i + 1, self._dims(i + 1)) for i in scans]
         read = {v for eqn in graph.eqns[: self.loops[-1].until if scans else 0] for v in eqn.ins}
         self.inputs = [v for v in graph.ins if v in read]
         self.illegal: dict[int, _Illegal] = {}
+        self.outside = floor((work for work in kernels(graph) if not work.inside), machine, mesh.size)
 
     @cached_property
     def misplaced(self) -> bool:
@@ -104,17 +103,19 @@ class Screen:
         """The dims and paths that a layout can name."""
         return named_by_layouts(self.graph, self.results)
 
-    def bound(self, layout: Layout, least: tuple[float, Mapping[int, float]], objective: str, enough: float) -> float:
-        """A lower bound of the seconds, or of the bytes sent; `ILLEGAL` for an illegal layout.
+    def amount(self, layout: Layout, objective: str, enough: float) -> float:
+        """The seconds or bytes sent of a layout; `ILLEGAL` for an illegal one.
 
-        Stops early once the bound reaches `enough`. `least` is the bound from rules, `RuleBound.least`.
+        Stops early, with a lower bound, once that reaches `enough`.
         """
-        if not self.loops or objective == "peak_bytes":
-            return 0.0
+        bound = self._bound(layout, objective, enough)
+        return bound if bound >= enough else max(bound, self._exact(layout, objective, enough))
+
+    def _bound(self, layout: Layout, objective: str, enough: float) -> float:
+        """A lower bound of the seconds, or of the bytes sent, with the loops lowered; stops early at `enough`."""
         if self._known_illegal(layout):
             return ILLEGAL
-        seconds, inside = least
-        total = seconds if objective == "seconds" else 0.0
+        total = self.outside if objective == "seconds" else 0.0
         scope, lowered = None, 0
         for loop in self.loops:
             key = _cuts(layout, loop.dims)
@@ -128,7 +129,7 @@ class Screen:
                 lowered = loop.until
                 loop.times[key] = self._loop(scope.eqns)
             took, sent = loop.times[key]
-            total += max(took - inside.get(loop.number, 0.0), 0.0) if objective == "seconds" else sent
+            total += took if objective == "seconds" else sent
             if total >= enough:
                 break
         return total
@@ -170,7 +171,7 @@ class Screen:
             return None
         return assemble(scope, ins, outs)
 
-    def exact(self, layout: Layout, objective: str, enough: float) -> float:
+    def _exact(self, layout: Layout, objective: str, enough: float) -> float:
         """The seconds or bytes sent of the layout's program, or a lower bound if that already reaches `enough`."""
         program = self.program(layout)
         if program is None:

@@ -9,10 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations, permutations
-
-import numpy as np
+from itertools import combinations, permutations, product
 
 from ..errors import LayoutError, nearest
 from ..ir import Graph, walk
@@ -21,10 +18,7 @@ from ..layouts.layout import matches
 from ..layouts.sharding import Axes
 from ..lowering.partition.partition import preferences
 
-__all__ = ["MOST", "Row", "Space", "meshes", "prune_space", "sizes_of", "space"]
-
-FEW = 20_000  # candidates per mesh, up to which none are left out
-MOST = 4_000_000  # candidates per mesh, up to which they are listed
+__all__ = ["Row", "Space", "meshes", "space"]
 
 Row = tuple[int, ...]  # a layout: an option number for each dim of its space
 
@@ -44,50 +38,18 @@ class Space:
         """Number of combinations of options."""
         return math.prod(map(len, self.options))
 
-    @cached_property
-    def rows(self) -> np.ndarray | None:
-        """Every layout as option numbers, int8 [layouts, dims]; None if there are more than `MOST`."""
-        return self.listed(MOST)
-
-    def listed(self, most: int) -> np.ndarray | None:
-        """The same as `rows`, but None if there are more than `most`."""
-        rows = np.zeros((1, 0), np.int8)
-        for i, d in enumerate(self.dims):
-            taken = np.zeros(len(rows), np.int64) | self._fixed_beside(d)
-            for j in self._beside[i]:
-                taken |= self.masks[j][rows[:, j]]
-            at, option = np.nonzero((taken[:, None] & self.masks[i][None, :]) == 0)
-            if len(at) > most:
-                return None
-            rows = np.concatenate([rows[at], option[:, None].astype(np.int8)], axis=1)
-        return rows
+    def rows(self) -> Iterator[Row]:
+        """Every layout."""
+        return filter(self.allows, product(*(range(len(cuts)) for cuts in self.options)))
 
     def allows(self, row: Row) -> bool:
         """True if no two dims of one input share an axis in this layout."""
-        masks = [int(self.masks[i][n]) for i, n in enumerate(row)]
-        fixed = any(mask & self._fixed_beside(d) for mask, d in zip(masks, self.dims, strict=True))
-        return not fixed and not any(masks[i] & masks[j] for i, js in enumerate(self._beside) for j in js)
-
-    @cached_property
-    def bits(self) -> dict[str, int]:
-        """A bit for each axis of the mesh."""
-        return {axis: 1 << i for i, axis in enumerate(self.mesh.axes)}
-
-    @cached_property
-    def masks(self) -> list[np.ndarray]:
-        """For each dim, the axes of its options, as bits."""
-        return [np.array([sum(self.bits[a] for a in cut) for cut in option], np.int64) for option in self.options]
-
-    @cached_property
-    def _beside(self) -> list[list[int]]:
-        """For each dim, the earlier dims that share an input with it."""
-        return [[j for j in range(i) if frozenset((d, self.dims[j])) in self.apart] for i, d in enumerate(self.dims)]
-
-    def _fixed_beside(self, d: str) -> int:
-        """The axes that fixed rules give to dims that share an input with `d`, as bits."""
-        rules = self.fixed.on(self.mesh).rules.items()
-        used = {axis for other, cut in rules if frozenset((d, other)) in self.apart for axis in cut}
-        return sum(self.bits[axis] for axis in used)
+        own = [(d, cuts[n]) for d, cuts, n in zip(self.dims, self.options, row, strict=True) if n]
+        ruled = [*self.fixed.on(self.mesh).rules.items(), *own]
+        return not any(
+            b in self.dims and frozenset((a, b)) in self.apart and not set(cut).isdisjoint(other)
+            for (a, cut), (b, other) in combinations(ruled, 2)
+        )
 
     def layout(self, row: Row) -> Layout:
         """The layout of a row: fixed rules first, then rules in the order of the dims."""
@@ -123,7 +85,7 @@ def space(
     >>> candidates = space(graph, md.Mesh("rows:2 cols:4"))
     >>> candidates.dims, candidates.options[0]
     (('batch', 'io', 'hidden'), ((), ('rows',), ('cols',), ('rows', 'cols')))
-    >>> candidates.size, len(candidates.rows)
+    >>> candidates.size, len(list(candidates.rows()))
     (64, 25)
 
     Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for and `axes` the axes to
@@ -131,7 +93,7 @@ def space(
     Raises `LayoutError` for unknown dims and axes.
     """
     fixed = fixed or Layout()
-    sizes = sizes_of(graph)
+    sizes = _sizes_of(graph)
     _check(sizes, mesh, fixed, dims, axes)
     allowed = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
     free = [d for d in sizes if d not in fixed.rules and (dims is None or d in dims)]
@@ -140,43 +102,7 @@ def space(
     return Space(mesh, fixed, tuple(options), tuple(options.values()), frozenset(_apart(graph, fixed)))
 
 
-def prune_space(
-    graph: Graph,
-    mesh: Mesh,
-    *,
-    fixed: Layout | None = None,
-    dims: Collection[str] | None = None,
-    axes: Collection[str] | None = None,
-    several: bool | None = None,
-    orders: bool = False,
-) -> tuple[Space, str]:
-    """The candidates, and a text that says what was left out because there were too many.
-
-    This first drops several axes per dim, then dims of no argument. Explicit requests are kept: several axes are
-    dropped only if `several` is None, dims only if `dims` is None.
-    """
-    split = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
-    more = several is True or (several is None and len(split) > 1)
-    attempts = [(more, dims, "")]
-    one = "several axes for one dim" if several is None and more else ""
-    if one:
-        attempts.append((False, dims, one))
-    if dims is None and split:
-        least, rules = min(mesh.axes[a] for a in split), fixed.rules if fixed is not None else {}
-        of_inputs = {d.name for v in graph.ins for d in v.dims if d.name not in rules and d.size >= least}
-        others = [d for d, n in sizes_of(graph).items() if d not in of_inputs and d not in rules and n >= least]
-        text = f"the dims of no argument: {', '.join(others)}"
-        if others:
-            attempts.append((several is True, of_inputs, "; ".join(filter(None, (one, text)))))
-    for last, (many, names, left_out) in enumerate(attempts, 1 - len(attempts)):
-        candidates = space(graph, mesh, fixed=fixed, dims=names, axes=axes, several=many, orders=orders)
-        most = MOST if several is not None else FEW
-        if last == 0 or candidates.listed(most) is not None:
-            return candidates, left_out
-    raise AssertionError("the last attempt is always taken")
-
-
-def sizes_of(graph: Graph) -> dict[str, int]:
+def _sizes_of(graph: Graph) -> dict[str, int]:
     """The dims of a graph with their largest sizes, inputs first; dims of size 1 cannot be split and are omitted."""
     sizes: dict[str, int] = {}
     inner = [v for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs)]

@@ -36,7 +36,7 @@ OBJECTS: dict[str, tuple[Any, str]] = {
     "Layout": (COMPILED.layout, "Layout('n:rows', overrides={'*<script>&': {'m': ('cols',)}})"),
     "empty": (md.Layout(), "Layout('')"),
     "Report": (REPORT, repr(REPORT)),
-    "SearchResult": (FOUND, "<search on tpu-v5e: best n:rows on rows:2>"),
+    "SearchResult": (FOUND, "<search on tpu-v5e: best (no sharding) on rows:2>"),
     "OverlapPlan": (OVERLAPPED.overlap, "<overlap auto: none, 0 windows>"),
     "no overlap": (COMPILED.overlap, "<overlap none: none, 0 windows>"),
     "Picture": (md.show(PROGRAM), "Picture('program on rows:2 cols:4: 1 collective')"),

@@ -1,8 +1,7 @@
 """The bounds law: no bound of a search exceeds the cost it bounds. `python -m tests.search.bounds_law --programs 2000`.
 
-Drawn are programs and models, meshes of up to 4,096 devices, machines, and layouts with some dims undecided. For each
-layout the bound by rules, the bound of every partial layout that it completes, the bound with loops lowered and the
-memoised program are compared with the report of `Compiled.cost`.
+Drawn are programs and models, meshes of up to 4,096 devices, machines and layouts. For each layout the floor, the bound
+with loops lowered and the memoised program are compared with the report of `Compiled.cost`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 import meshdsl as md
 from meshdsl.cost.network import place
-from meshdsl.search.api import _problem
-from meshdsl.search.bound import UNDECIDED
-from meshdsl.search.candidates import Candidates
-from meshdsl.search.evaluate import Entry, evaluate
-from meshdsl.search.screen import ILLEGAL
-from meshdsl.search.space import Row, space
+from meshdsl.search.api import _compiled
+from meshdsl.search.evaluate import evaluate
+from meshdsl.search.floor import floor, kernels
+from meshdsl.search.plan_layouts import Candidates
+from meshdsl.search.screen import ILLEGAL, Screen
+from meshdsl.search.space import space
+from meshdsl.search.variants import Variants
 from models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
 from tests.lowering.maker import program
 from tests.lowering.programs import MESHES
@@ -37,7 +36,6 @@ MACHINES = (
 )  # fmt: skip
 LARGE = ("x:64", "x:16 y:16", "x:256 y:8", "x:8 y:32 z:4", "x:512 y:8")
 ROUNDING = 1e-9
-OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes")  # energy is seconds times a constant of the mesh
 
 
 def drawn(seed: int) -> tuple[Callable[..., Any], Sequence[Any], str, str]:
@@ -69,59 +67,58 @@ def machine_for(rng: random.Random, mesh: str) -> str:
     return rng.choice(fits or ["tpu-v5p"])
 
 
+def candidates_of(f: Any, args: Sequence[Any], mesh: str, machine: str, objective: str = "seconds") -> Candidates:
+    """The layouts of a function on a mesh."""
+    compiled, args = _compiled(f, tuple(args), ())
+    on, grid = md.machine(machine), md.Mesh(mesh)
+    variants = Variants(compiled, args, "", on)
+    problem = variants.problem(variants.base)
+    screen = Screen(problem.graph, grid, on, place(on.network, grid), problem.results, problem.plain)
+    return Candidates(problem, space(problem.graph, grid), screen, objective)
+
+
 def violations(
-    f: Any,
-    args: Sequence[Any],
-    mesh: str,
-    machine: str,
-    layouts: int,
-    seed: int,
-    knobs: bool = False,
-    layout: Any = None,
+    f: Any, args: Sequence[Any], mesh: str, machine: str, layouts: int, seed: int, layout: Any = None
 ) -> Counter[str]:
     """Check random layouts of one function, or one given; raises `AssertionError` for a bound above a cost."""
-    from meshdsl.search.api import _compiled
-
-    rng, on = random.Random(seed), md.machine(machine)
-    compiled, args = _compiled(f, tuple(args), ())
-    problem = _problem(f, compiled, args)
-    grid = md.Mesh(mesh)
-    candidates = {
-        name: Candidates(problem, space(problem.graph, grid), on, place(on.network, grid), name) for name in OBJECTIVES
-    }
-    any_of = candidates["seconds"]
-    counts: Counter[str] = Counter(functions=1)
+    rng, candidates = random.Random(seed), candidates_of(f, args, mesh, machine)
+    grid, on, graph = candidates.space.mesh, candidates.screen.machine, candidates.problem.graph
+    least, counts = floor(kernels(graph), on, grid.size), Counter[str](functions=1)
     for _ in range(4 * layouts):
-        row = tuple(rng.choice([0, 0, rng.randrange(len(cuts))]) for cuts in any_of.space.options)
-        row = row if layout is None else any_of.space.row(md.Layout(layout))
-        if not any_of.space.allows(row) or counts["layouts"] == layouts:
+        row = tuple(rng.choice([0, 0, rng.randrange(len(cuts))]) for cuts in candidates.space.options)
+        row = row if layout is None else candidates.space.row(md.Layout(layout))
+        if not candidates.space.allows(row) or counts["layouts"] == layouts:
             continue
+        rules, screen = candidates.space.layout(row), candidates.screen
         try:
-            entry = evaluate(problem, grid, any_of.space.layout(row), on, math.inf, None)
+            entry = evaluate(candidates.problem, grid, rules, on, math.inf, None)
         except md.LayoutError:
-            entry = None
-        counts["illegal" if entry is None else "layouts"] += 1
-        for name, one in candidates.items():
-            check(one, row, entry, name, rng)
-            counts["bounds"] += 4
-    counts["knobs"] = other_knobs(f, compiled, args, mesh, on, seed) if knobs else 0
+            assert not screen.usable or screen.amount(rules, "seconds", math.inf) == ILLEGAL, rules
+            counts["illegal"] += 1
+            continue
+        counts["layouts"] += 1
+        bounds = {"floor": (least, entry.seconds), "inputs": (candidates.stored(row), entry.peak_bytes)}
+        for name in ("seconds", "wire_bytes") if screen.usable else ():
+            true = getattr(entry, name)
+            assert screen.amount(rules, name, math.inf) == true, (name, rules)
+            bounds |= {f"{name} below {part}": (screen.amount(rules, name, part * true), true) for part in (0.1, 0.9)}
+        for name, (bound, true) in bounds.items():
+            assert bound * (1 - ROUNDING) <= true, f"{name}: {bound} > {true} of '{rules}' on {grid}"
+        counts["bounds"] += len(bounds)
     return counts
 
 
 def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Machine, seed: int) -> int:
-    """The loose bound under a random weight update and overlap, and of a workload's step under remat and micro-batches.
+    """The floor under a random weight update and overlap, and of a workload's step under remat and micro-batches.
 
     Returns the number of bounds checked.
     """
-    from meshdsl.search.bound import rule_bound
-    from meshdsl.search.variants import Variants
-
     rng, grid, checked = random.Random(seed), md.Mesh(mesh), 0
     variants = Variants(compiled, args, "", on)
     free = variants.canonical(variants.base.replace(remat="none")) if hasattr(f, "train_step") else None
     least = variants.problem(free or variants.base)
     for _ in range(6):
-        if checked == 4:
+        if checked == 2:
             break
         updates = ["replicated", "sharded", "auto", md.WeightUpdate("sharded", regather=True)]
         updates.append(md.WeightUpdate("sharded", bucket_bytes=1 << rng.randrange(8, 24)))
@@ -148,30 +145,10 @@ def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Ma
         except md.LayoutError:
             continue
         for each in (problem, least):  # the step that recomputes nothing has the least work of all
-            seconds, peak = rule_bound(each.graph, space(each.graph, grid), on, plain=False).loose
-            assert seconds * (1 - ROUNDING) <= entry.seconds, f"loose: seconds {seconds} > {entry.seconds} of {plan!r}"
-            assert peak * (1 - ROUNDING) <= entry.peak_bytes, f"loose: {peak} > {entry.peak_bytes} bytes of {plan!r}"
-            checked += 2
+            seconds = floor(kernels(each.graph), on, grid.size)
+            assert seconds * (1 - ROUNDING) <= entry.seconds, f"{seconds} s > {entry.seconds} s of {plan!r}"
+            checked += 1
     return checked
-
-
-def check(candidates: Candidates, row: Row, entry: Entry | None, objective: str, rng: random.Random) -> None:
-    """Every bound of one layout by one objective."""
-    layout = candidates.space.layout(row)
-    partial = [UNDECIDED if rng.random() < 0.5 else n for n in row]
-    rows = np.array([row, partial, [UNDECIDED] * len(row)])
-    by_rules = getattr(candidates.rules.of(rows), objective)
-    with_loops = candidates.screen.bound(layout, candidates.rules.least(row), objective, math.inf)
-    if entry is None:
-        assert not candidates.screen.usable or candidates.screen.exact(layout, "seconds", math.inf) == ILLEGAL, layout
-        return
-    true = getattr(entry, objective)
-    bounds = {"rules": by_rules[0], "partial": by_rules[1], "nothing decided": by_rules[2], "loops": with_loops}
-    if candidates.screen.usable and objective != "peak_bytes":
-        assert candidates.screen.exact(layout, objective, math.inf) == true, (objective, layout)
-        bounds["after the loops"] = candidates.screen.exact(layout, objective, 0.0)
-    for name, bound in bounds.items():
-        assert bound * (1 - ROUNDING) <= true, f"{name}: {objective} {bound} > {true} of '{layout}' on {entry.mesh}"
 
 
 def main() -> int:
@@ -185,7 +162,9 @@ def main() -> int:
     total: Counter[str] = Counter()
     for seed in range(options.seed, options.seed + options.programs):
         try:
-            total += violations(*drawn(seed), options.layouts, seed, knobs=True)
+            f, args, mesh, machine = drawn(seed)
+            total += violations(f, args, mesh, machine, options.layouts, seed)
+            total["knobs"] += other_knobs(f, *_compiled(f, tuple(args), ()), mesh, md.machine(machine), seed)
         except AssertionError as error:
             total["violations"] += 1
             print(f"{seed}: {error}", file=sys.stderr, flush=True)

@@ -78,7 +78,7 @@ def test_plan_search_result_costs_what_compile_costs():
 
 def test_plan_search_text_says_why_runners_up_lose_and_what_knobs_are_worth():
     text = str(md.search(SMALL, mesh="x:4", machine="h100:compiled", dims="batch", knobs="remat weight_update"))
-    for words in ("the best plan by seconds", "weight update", "proven", "next:", "on half the devices (2)"):
+    for words in ("the best plan by seconds", "weight update", "all costed", "next:", "on half the devices (2)"):
         assert words in text
     assert "remat: the config of mlp has no field remat" in text
 

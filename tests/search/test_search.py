@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.search import anytime, space
+from meshdsl.search import plans
 from meshdsl.search.space import meshes
 
 
@@ -118,21 +118,31 @@ def all_layouts(case: str) -> list[tuple[md.Layout, md.Report]]:
 def test_a_search_finds_what_brute_force_finds(case: str):
     f, args, mesh, dims = CASES[case]
     brute = all_layouts(case)
-    found = md.search(f, *args, mesh=mesh, dims=dims, runners_up=3, front=True, tolerance=0.0)
+    found = md.search(f, *args, mesh=mesh, dims=dims, runners_up=3, front=True)
     outcomes = sorted({(r.seconds, r.peak_bytes, r.wire_bytes) for _, r in brute})
-    assert [(e.seconds, e.peak_bytes, e.wire_bytes) for e in (found.best, *found.runners_up)] == outcomes[:4]
+    entries = [found.best, *found.runners_up]
+    assert {e.outcome for e in entries} == set(outcomes[:4]) or found.best.outcome not in outcomes[:4]
+    near = [layout for layout, report in brute if report.seconds <= 1.01 * outcomes[0][0]]
+    assert found.best.layout in near
+    assert axes_of(found.best.layout) == min(map(axes_of, near)), "of plans within 1 %, the simplest"
     for objective in ("peak_bytes", "wire_bytes"):
         least = md.search(f, *args, mesh=mesh, dims=dims, objective=objective, runners_up=0)
-        assert getattr(least.best, objective) == min(getattr(report, objective) for _, report in brute)
+        assert least.bound == min(getattr(report, objective) for _, report in brute)
+        assert getattr(least.best, objective) <= 1.01 * least.bound
 
     points = {(r.seconds, r.peak_bytes) for _, r in brute}
     front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
     assert {(e.seconds, e.peak_bytes) for e in found.front} == front
 
     counts = found.counts
-    assert counts.candidates == counts.illegal + counts.over_memory + counts.excluded + counts.costed
+    assert counts.candidates == counts.illegal + counts.costed and not counts.unseen
     assert counts.candidates - counts.illegal == len(brute)
-    assert found.gap == 0
+    assert found.bound == outcomes[0][0] and found.gap == 1 - found.bound / found.best.seconds
+
+
+def axes_of(layout: md.Layout) -> int:
+    """How complex a layout is."""
+    return sum(map(len, layout.rules.values()))
 
 
 def test_a_limit_is_kept():
@@ -142,11 +152,11 @@ def test_a_limit_is_kept():
     for limit in sizes[:: max(1, len(sizes) // 4)]:
         found = md.search(f, *args, mesh=mesh, limit=limit)
         assert found.best.peak_bytes <= limit and found.best.fits
-        assert found.best.seconds == min(r.seconds for _, r in brute if r.peak_bytes <= limit)
+        assert found.bound == min(r.seconds for _, r in brute if r.peak_bytes <= limit)
+        assert found.best.seconds <= 1.01 * found.bound
     with pytest.raises(md.LayoutError) as error:
         md.search(f, *args, mesh=mesh, limit=sizes[0] - 1)
-    assert "no layout on 'rows:2 cols:2' fits" in str(error.value)
-    assert "the smallest needs" in str(error.value) and "two layers" not in str(error.value)
+    assert "no plan costed fits" in str(error.value) and "the smallest needs" in str(error.value)
 
 
 def test_an_entry_is_what_compile_says():
@@ -217,7 +227,7 @@ def test_one_text_and_one_dict():
         ({"mesh": "a:2", "dims": "hiden"}, "did you mean 'hidden'"),
         ({"mesh": "a:2", "axes": "b"}, "axis 'b' is to be searched"),
         ({"mesh": "a:2", "dims": "io", "layout": "io:a"}, "dim 'io' has a fixed rule"),
-        ({"mesh": "a:2", "layout": "hidden:a io:a"}, "every layout on 'a:2' is illegal"),
+        ({"mesh": "a:2", "layout": "hidden:a io:a"}, "every plan is illegal"),
         ({"mesh": "a:100000"}, "the machine has at most"),
     ],
 )
@@ -255,14 +265,13 @@ def test_search_stopped_early_says_how_much_better_another_layout_can_be():
     assert found.bound <= whole.best.seconds <= found.best.seconds
     assert found.gap == 1 - found.bound / found.best.seconds > 0
     counts = found.counts
-    parts = (counts.illegal, counts.over_memory, counts.excluded, counts.costed, counts.unseen)
-    assert counts.candidates == sum(parts) and counts.unseen
+    assert counts.candidates == counts.illegal + counts.costed + counts.unseen and counts.unseen
     assert "stopped by the time limit of 0 s" in str(found) and f"gap {found.gap:.0%}" in str(found)
     assert found.to_dict()["gap"] == found.gap and whole.stopped == "" and whole.bound == whole.best.seconds
 
 
 def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch):
-    steps = anytime.Search.steps
+    steps = plans.PlanSearch.steps
 
     def interrupted(self: Any) -> Any:
         for done, _ in enumerate(steps(self)):
@@ -270,7 +279,7 @@ def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPa
                 raise KeyboardInterrupt
             yield
 
-    monkeypatch.setattr(anytime.Search, "steps", interrupted)
+    monkeypatch.setattr(plans.PlanSearch, "steps", interrupted)
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
     assert found.stopped == "an interrupt" and found.counts.costed and found.gap > 0
 
@@ -278,21 +287,13 @@ def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(anytime.Search, "steps", at_once)
+    monkeypatch.setattr(plans.PlanSearch, "steps", at_once)
     with pytest.raises(KeyboardInterrupt):
         md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
 
 
-def test_search_of_a_space_too_large_to_list_answers_with_a_gap(monkeypatch: pytest.MonkeyPatch):
-    whole = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
-    monkeypatch.setattr(space, "MOST", 4)
-    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", several=True)
-    assert found.best.layout == whole.best.layout and 0 < found.bound <= whole.best.seconds
-    assert found.gap > 0 and found.counts.unseen == found.counts.candidates - found.counts.costed
-
-
 def test_search_reports_progress(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(anytime, "EVERY", 0.0)
+    monkeypatch.setattr(plans, "EVERY", 0.0)
     seen: list[Any] = []
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", progress=seen.append)
     assert len(seen) > 10 and seen[-1].best.seconds == found.best.seconds
@@ -300,29 +301,36 @@ def test_search_reports_progress(monkeypatch: pytest.MonkeyPatch):
     assert [p.bound for p in seen] == sorted(p.bound for p in seen)
 
 
-def test_search_with_sharded_updates_has_no_bounds_and_looks_at_everything():
+def test_search_with_sharded_updates_looks_at_everything():
     compiled = md.compile(two_layers, "rows:2", "", weight_update="sharded")
     found = md.search(compiled, *TWO_LAYERS, mesh="rows:2")
-    assert found.counts.excluded == 0 and found.gap == 0
+    assert found.counts.unseen == 0 and found.gap == 0
     again = compiled.under("rows:2", found.best.layout).cost(*TWO_LAYERS)
     assert (again.seconds, again.peak_bytes) == (found.best.seconds, found.best.peak_bytes)
-
-
-def test_what_is_too_much_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch):
-    whole = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
-    assert whole.left_out == ()
-    monkeypatch.setattr(space, "FEW", 8)
-    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
-    assert found.left_out == ("on 'rows:2 cols:2': several axes for one dim",)
-    assert found.left_out[0] in str(found) and found.to_dict()["left_out"] == list(found.left_out)
-    assert all(len(axes) < 2 for e in (found.best, *found.runners_up) for axes in e.layout.rules.values())
-    asked = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", several=True)
-    assert asked.left_out == () and asked.counts == whole.counts
-    few = md.search(attention, *ATTENTION, mesh="rows:2 cols:2")
-    assert few.left_out == ("on 'rows:2 cols:2': several axes for one dim; the dims of no argument: memory",)
-    assert all("memory" not in e.layout.rules for e in (few.best, *few.runners_up))
 
 
 def test_search_stops_after_patience_without_improvement() -> None:
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", patience=0)
     assert "without anything better" in found.stopped and found.best.seconds >= found.bound
+
+
+def test_search_of_many_layouts_ends_with_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
+    monkeypatch.setattr(plans, "FEW", 4)
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
+    assert found.best.seconds == whole.best.seconds and 0 < found.bound <= whole.best.seconds
+    assert found.gap > 0 and found.counts.unseen and "too many plans" in found.stopped
+
+
+def test_search_undoes_what_saves_less_than_a_hundredth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout with a rule that hardly helps is not what a search returns, also if it is what local search found."""
+    monkeypatch.setattr(plans, "FEW", 0)
+
+    def step(x: Any, w: Any, small: Any) -> Any:
+        return md.dot(md.relu(md.dot(x, w, "io")), w, "hidden"), small * 2
+
+    args = md.spec("batch:8192 io:1024"), md.spec("io:1024 hidden:4096"), md.spec("window:8 height:4096")
+    found = md.search(step, *args, mesh="all:8")
+    fastest = min(found.costed, key=lambda each: each.seconds)
+    assert found.best.layout == md.Layout("batch:all") and found.best.seconds > fastest.seconds
+    assert len(fastest.layout.rules) == 2 and found.best.seconds <= 1.01 * fastest.seconds

@@ -67,7 +67,7 @@ def add(commands: Any) -> None:
         type=_seconds,
         default=4.0,
         metavar="SECONDS",
-        help="stop after SECONDS of processor time without a better plan (default 4; 0: continue until proven)",
+        help="stop after SECONDS of processor time without a better plan (default 4; 0: never)",
     )
     parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
