@@ -46,7 +46,7 @@ class Traced:
 
         try:
             with tracing_for(self.target):
-                traced, captures, self.result = trace(flat, types, paths)
+                traced, captures, self.result = trace(flat, types, paths, closed=True)
         except MeshdslError:
             raise
         except Exception as error:  # an error of the function itself, for example a KeyError: add the argument types

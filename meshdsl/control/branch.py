@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax.core import Tracer
 
 from ..dims import Dim
 from ..errors import MeshdslError, ShapeError, TraceError, at, caller
@@ -13,7 +15,7 @@ from ..ir import Cond, Graph, Op, Type, While, silent
 from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
 from .autodiff import pullback
-from .carry import carried, leaves_of, unused
+from .carry import arrays_of, carried, leaves_of, tensors_of, unused
 from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
@@ -32,9 +34,24 @@ def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
 
 def _while_eager(run: Any, *ins: Tensor, control: While) -> Sequence[Tensor]:
     consts, carry = control.inputs(ins)
-    while bool(run(control.test, [*consts, *carry])[0]):
+    while True:
+        running = run(control.test, [*consts, *carry])[0]
+        if isinstance(running.stored, Tracer):
+            return _while_in_jax(run, control, consts, carry)
+        if not running:
+            return carry
         carry = run(control.body, [*consts, *carry])
-    return carry
+
+
+def _while_in_jax(run: Any, control: While, consts: Sequence[Tensor], carry: Sequence[Tensor]) -> list[Tensor]:
+    """The loop inside a JAX transformation that traces its predicate."""
+    kinds = [x.type for x in carry]
+    results = jax.lax.while_loop(
+        lambda arrays: run(control.test, [*consts, *tensors_of(arrays, kinds)])[0].array,
+        lambda arrays: arrays_of(run(control.body, [*consts, *tensors_of(arrays, kinds)])),
+        arrays_of(carry),
+    )
+    return tensors_of(results, kinds)
 
 
 def _while_vjp(*_: Any, **__: Any) -> Any:
@@ -140,10 +157,17 @@ def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) ->
     return [None, *(by_input.get(i) for i in range(len(ins)))]
 
 
+def _cond_eager(run: Any, p: Tensor, *ins: Tensor, control: Cond) -> Sequence[Tensor]:
+    if not isinstance(p.stored, Tracer):
+        return run(control.yes if p else control.no, ins)
+    yes, no = (lambda graph=graph: arrays_of(run(graph, ins)) for graph in (control.yes, control.no))
+    return tensors_of(jax.lax.cond(p.array, yes, no), [v.type for v in control.yes.outs])
+
+
 _COND = Op(
     "cond",
     type=_cond_type,
-    kernel=lambda run, p, *ins, control: run(control.yes if bool(p) else control.no, ins),
+    kernel=_cond_eager,
     fwd=lambda *ins, active, control: (bind(_COND, *ins, control=control), (ins, active)),
     vjp=_cond_vjp,
     vmap=lambda p, *ins, new, control: cond_rule(_COND, p, *ins, new=new, control=control),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from ..errors import ShapeError, at, caller
-from ..ir import Var
+from ..ir import Type, Var
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, flatten
 
-__all__ = ["carried", "leaves_of", "unused"]
+__all__ = ["arrays_of", "carried", "leaves_of", "tensors_of", "unused"]
 
 
 def leaves_of(x: Any) -> tuple[list[Tensor], Any]:
@@ -39,6 +42,16 @@ def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> 
             caller(),
         )
     return [transpose(x, k.dims) for x, k in zip(leaves, before, strict=True)]
+
+
+def arrays_of(xs: Sequence[Tensor]) -> list[jax.Array]:
+    """The arrays of concrete tensors, for a loop or a branch of JAX."""
+    return [jnp.asarray(x.array, x.dtype) for x in xs]
+
+
+def tensors_of(arrays: Sequence[jax.Array], types: Sequence[Type]) -> list[Tensor]:
+    """Concrete tensors of arrays."""
+    return [Tensor(t.dims, t.dtype, array=x) for x, t in zip(arrays, types, strict=True)]
 
 
 def unused(tensors: Sequence[Tensor]) -> tuple[Var, ...]:

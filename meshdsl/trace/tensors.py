@@ -229,7 +229,7 @@ class Tensor:
         return self._array
 
     def __bool__(self) -> bool:
-        if self._array is None:
+        if self._array is None or isinstance(self._array, Tracer):
             raise at(
                 TraceError(
                     "a traced tensor cannot decide a Python if, while, and, or, not or assert\n"

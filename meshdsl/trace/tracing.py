@@ -44,8 +44,9 @@ def flatten(values: Any) -> tuple[list[Any], Any]:
 class Traced:
     """A trace in progress: its inputs, its equations so far, and the tensors it captured from enclosing traces."""
 
-    def __init__(self, parent: Traced | None):
+    def __init__(self, parent: Traced | None, closed: bool = False):
         self.parent = parent
+        self.closed: bool = closed or (parent is not None and parent.closed)  # its captures have no place to come from
         self.ins: list[Var] = []
         self.eqns: list[Eqn] = []
         self.captures: list[Tensor] = []
@@ -62,19 +63,19 @@ class Traced:
         """The tensor as a value of this trace: itself, a constant or a capture. Raises `TraceError` if it leaked."""
         if x._trace is self:
             return x
-        if x._trace is None:
+        if x._trace is None and (self.closed or not _is_argument(x)):
             return self._constant(x)
-        if not x._trace.open or not _encloses(x._trace, self):
+        if x._trace is not None and not (x._trace.open and _encloses(x._trace, self)):
             raise TraceError(
                 f"a traced tensor leaked out of its trace: {x.type}\n"
                 "  it was made inside a function that has returned, and has no value now\n"
                 "  return it from that function instead of keeping it in a variable outside"
             )
-        if x._var not in self.captured:
+        if _key(x) not in self.captured:
             self.captures.append(x)
-            var = Var(x.dims, x.dtype, x._var.name)
-            self.captured[x._var] = Tensor(x.dims, x.dtype, var=var, trace=self)
-        return self.captured[x._var]
+            var = Var(x.dims, x.dtype, x._var.name if x._trace is not None else "")
+            self.captured[_key(x)] = Tensor(x.dims, x.dtype, var=var, trace=self)
+        return self.captured[_key(x)]
 
     def _constant(self, x: Tensor) -> Tensor:
         stored = x.stored
@@ -83,7 +84,7 @@ class Traced:
                 f"a function closes over a tensor that a JAX transformation traces: {x.type}\n"
                 "  pass it as an argument of the compiled function"
             )
-        if isinstance(stored, jax.Array) and len(stored.sharding.device_set) > 1:
+        if _is_argument(x):
             raise TraceError(
                 f"a function closes over a concrete tensor that is spread over {len(stored.sharding.device_set)} "
                 f"devices: {x.type}\n"
@@ -96,6 +97,17 @@ class Traced:
             self.eqns.append(Eqn(CONSTANT, (), (var,), {"value": values, "shape": x.dims}, _where()))
             self.captured[id(stored)] = Tensor(x.dims, x.dtype, array=stored, var=var, trace=self)
         return Tensor(x.dims, x.dtype, var=self.captured[id(stored)]._var, trace=self)
+
+
+def _is_argument(x: Tensor) -> bool:
+    """True if a concrete tensor is no constant: JAX traces it, or it is spread over devices."""
+    stored = x.stored
+    return isinstance(stored, Tracer) or (isinstance(stored, jax.Array) and len(stored.sharding.device_set) > 1)
+
+
+def _key(x: Tensor) -> Any:
+    """Equal for tensors of one value."""
+    return id(x.stored) if x._trace is None else x._var
 
 
 def _encloses(outer: Traced, inner: Traced | None) -> bool:
@@ -174,14 +186,15 @@ def evaluate(graph: Graph, ins: Sequence[Tensor]) -> list[Tensor]:
 
 
 def trace(
-    function: Callable[..., Any], specs: Sequence[Type], labels: Sequence[str] = ()
+    function: Callable[..., Any], specs: Sequence[Type], labels: Sequence[str] = (), closed: bool = False
 ) -> tuple[Graph, list[Tensor], Any]:
     """Trace a function of tensors.
 
     Returns the graph, the captured outer tensors, and the structure of the result. The graph's inputs are the
-    captures followed by the arguments.
+    captures followed by the arguments. `closed`: the graph is run later, so that a tensor of outside is a constant or
+    an error.
     """
-    traced = Traced(_state.trace)
+    traced = Traced(_state.trace, closed)
     labels = labels or ("",) * len(specs)
     args = [traced.input(kind, label) for kind, label in zip(specs, labels, strict=True)]
     before, _state.trace = _state.trace, traced
@@ -192,7 +205,7 @@ def trace(
     finally:
         _state.trace = before
         traced.open = False
-    captured = tuple(traced.captured[x._var]._var for x in traced.captures)
+    captured = tuple(traced.captured[_key(x)]._var for x in traced.captures)
     values = (*traced.ins, *(v for eqn in traced.eqns for v in eqn.outs))
     traced.mentions.update(d.name for v in values for d in v.dims)
     if before is not None:
