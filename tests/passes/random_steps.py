@@ -42,11 +42,11 @@ class Case:
     args: tuple[Any, ...]
     mesh: str
     layouts: tuple[str, ...]  # the first legal one counts
-    regather: bool
+    update: md.WeightUpdate
 
-    def compiled(self, layout: str, mode: str) -> md.Compiled:
-        update = md.WeightUpdate(mode, regather=self.regather and mode == "sharded")
-        return md.compile(self.step, self.mesh, layout, weight_update=update)
+    def compiled(self, layout: str, update: md.WeightUpdate | None = None) -> md.Compiled:
+        machine = "tpu-v5e" if update is not None and update.mode == "auto" else None
+        return md.compile(self.step, self.mesh, layout, weight_update=update or "replicated", machine=machine)
 
 
 class Maker:
@@ -146,7 +146,7 @@ class Maker:
     def case(self) -> Case:
         self.size["next"] = self.size["hidden"]
         loss, update = self.model(), self.optimizer()
-        around = self.rng.choice([None, None, None, skipped, sometimes])
+        around = self.rng.choice([None, None, None, skipped, sometimes, switched])
         branches = [self.rng.choice(BESIDE) for _ in range(self.rng.choice([0, 1, 1, 2]))]
         chosen = [self.rng.choice(sorted(self.params)) for _ in branches]
         frequencies = [self.rng.choice([None, None, 0.01, 1.0]) for _ in branches]
@@ -166,10 +166,22 @@ class Maker:
                 results += branch(i, often, new_params, new_state, name, loss, x)
             return new_params, new_state, value, results
 
+        def steps(params: Any, state: Any, x: md.Tensor, i: md.Tensor) -> Any:
+            def one(carry: Any, _: None) -> Any:
+                params, state, i = carry
+                params, state, value, results = step(params, state, x, i)
+                return (params, state, i + 1), (value, results)
+
+            (params, state, _), values = md.scan(one, (params, state, i), None, over=md.Dim("step", 2))
+            return params, state, values
+
+        looped = self.rng.random() < 0.15
         params, state, x = dict(self.params), self.state, self.batch()
         mesh = self.rng.choice(MESHES)
         layouts = tuple(self.layout(mesh, x) for _ in range(4))
-        return Case(step, (params, state, x), mesh, layouts, self.rng.random() < 0.2)
+        mode = self.rng.choice(["sharded", "sharded", "sharded", "auto"])
+        wanted = md.WeightUpdate(mode, regather=self.rng.random() < 0.2)
+        return Case(steps if looped else step, (params, state, x), mesh, layouts, wanted)
 
     def layout(self, mesh: str, x: md.Tensor) -> str:
         """Rules that split the batch, mostly, and other dims over random axes, also over the same ones."""
@@ -223,6 +235,10 @@ def sometimes(i: Any, trained: Any, old: Any) -> Any:
     return md.cond(i % 2 == 0, lambda: trained(*old[:2]), lambda: old)
 
 
+def switched(i: Any, trained: Any, old: Any) -> Any:
+    return md.switch(i, [lambda: trained(*old[:2]), lambda: old, lambda: trained(*trained(*old[:2])[:2])])
+
+
 BESIDE = (summarised, sorted_out, exported, evaluated, nested)
 
 
@@ -243,7 +259,7 @@ def outcome(seed: int, devices: bool = False) -> tuple[str, Counter[str]]:
     if legal is None:
         return "illegal", decisions
     layout, plain = legal
-    sharded = case.compiled(layout, "sharded")
+    sharded = case.compiled(layout, case.update)
     try:
         program = sharded.program(*arguments[0])
     except md.LayoutError as error:
@@ -256,7 +272,7 @@ def outcome(seed: int, devices: bool = False) -> tuple[str, Counter[str]]:
         right = md.simulate(plain, *jax.tree.leaves(args))
         runs = [md.simulate(program, *jax.tree.leaves(args))]
         if devices:
-            runs += [leaves(case.compiled(layout, "replicated")(*args)), leaves(sharded(*args))]
+            runs += [leaves(case.compiled(layout)(*args)), leaves(sharded(*args))]
         for got in runs:
             if any(not np.array_equal(a, b) for a, b in zip(right, got, strict=True)):
                 return f"different: {case.mesh} {layout}", decisions
@@ -266,7 +282,7 @@ def outcome(seed: int, devices: bool = False) -> tuple[str, Counter[str]]:
 def legally(case: Case, layout: str, args: Any) -> Any:
     """The replicated program under a layout; None if that is illegal."""
     try:
-        return case.compiled(layout, "replicated").program(*args)
+        return case.compiled(layout).program(*args)
     except md.LayoutError:
         return None
 

@@ -38,7 +38,7 @@ class ShardedGraph:
 
     def bytes(self, v: Var) -> int:
         """The bytes of a value that one device stores."""
-        sizes = self.extents.local_shape(v.dims, self.shardings[v].whole(), self.mesh)
+        sizes = self.extents.local_shape(v.dims, self.shardings.get(v, Sharding()).whole(), self.mesh)
         return math.prod(sizes) * v.dtype.itemsize
 
 

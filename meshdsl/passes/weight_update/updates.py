@@ -85,9 +85,12 @@ def find_update(
     pending_gradient = pending_sums(placed, placed.graph, out)
     sums = tuple(pending_gradient.all())
     if not sums:
-        producer = next((eqn for eqn in placed.graph.eqns if out in eqn.outs), None)
-        if producer is not None and isinstance(producer.control, Scan | While):
-            raise CannotShardError(f"its update is inside a {producer.op.name} at {producer.where}")
+        loop = placed.producers(placed.graph).get(out)
+        if loop is not None and isinstance(loop.control, Scan | While):
+            body = loop.control.body
+            summed = any(pending_sums(placed, body, body.outs[loop.outs.index(out)]).all())
+            if summed or isinstance(loop.control, While):
+                raise CannotShardError(f"its update is inside a {loop.op.name} at {loop.where}")
         raise CannotShardError("its gradient is not a sum over devices")
     pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
