@@ -41,10 +41,10 @@ class Case:
     step: Callable[..., Any]
     args: tuple[Any, ...]
     mesh: str
-    layouts: tuple[str, ...]  # the first legal one counts
+    layouts: tuple[md.Layout, ...]  # the first legal one counts
     update: md.WeightUpdate
 
-    def compiled(self, layout: str, update: md.WeightUpdate | None = None) -> md.Compiled:
+    def compiled(self, layout: md.Layout, update: md.WeightUpdate | None = None) -> md.Compiled:
         machine = "tpu-v5e" if update is not None and update.mode == "auto" else None
         return md.compile(self.step, self.mesh, layout, weight_update=update or "replicated", machine=machine)
 
@@ -121,7 +121,7 @@ class Maker:
 
     def optimizer(self) -> Callable[..., Any]:
         """A function from parameters, state and gradients to new ones, in whole numbers from -3 to 3."""
-        momentum, clipped, averaged = (self.rng.random() < p for p in (0.7, 0.3, 0.3))
+        momentum, clipped, averaged, restored = (self.rng.random() < p for p in (0.7, 0.3, 0.3, 0.2))
 
         def small(x: md.Tensor) -> md.Tensor:
             return x % 7.0 - 3.0
@@ -137,10 +137,14 @@ class Maker:
             new = {k: small(p - step[k]) for k, p in params.items()}
             if averaged:
                 state["mean"] = {k: small(2.0 * state["mean"][k] + p) for k, p in new.items()}
+            if restored:  # the weights before, if the new ones are large
+                last, state["last"] = state["last"], new
+                large = sum((md.sum(md.abs(p)) for p in new.values()), md.zeros("", "float64")) % 3.0 > 1
+                new = md.cond(large, lambda new, last: last, lambda new, last: new, new, last)
             return new, state
 
         self.state = {key: {k: self.draw(" ".join(d.name for d in p.dims)) for k, p in self.params.items()}
-                      for key, on in (("m", momentum), ("mean", averaged)) if on}  # fmt: skip
+                      for key, on in (("m", momentum), ("mean", averaged), ("last", restored)) if on}  # fmt: skip
         return update
 
     def case(self) -> Case:
@@ -183,14 +187,22 @@ class Maker:
         wanted = md.WeightUpdate(mode, regather=self.rng.random() < 0.2)
         return Case(steps if looped else step, (params, state, x), mesh, layouts, wanted)
 
-    def layout(self, mesh: str, x: md.Tensor) -> str:
-        """Rules that split the batch, mostly, and other dims over random axes, also over the same ones."""
+    def layout(self, mesh: str, x: md.Tensor) -> md.Layout:
+        """Rules that split the batch, mostly, and other dims over random axes, also over the same ones.
+
+        Sometimes a weight, or one entry of the state, has a rule of its own.
+        """
         axes = list(md.Mesh(mesh).axes)
         names = sorted({d.name for p in self.params.values() for d in p.dims} | {"length"} & {d.name for d in x.dims})
         rules = {"batch": self.rng.sample(axes, self.rng.randint(1, len(axes)))} if self.many else {}
         for name in self.rng.sample(names, min(len(names), self.rng.choice([0, 1, 1, 2] if self.many else [1, 2]))):
             rules[name] = [self.rng.choice(axes)]
-        return " ".join(f"{name}:{','.join(by)}" for name, by in rules.items())
+        overrides: dict[str, dict[str, list[str]]] = {}
+        if self.rng.random() < 0.2:
+            key = self.rng.choice(sorted(self.params))
+            where = self.rng.choice(["params", *(f"state/{name}" for name in self.state)])
+            overrides[f"{where}/{key}"] = {self.rng.choice(self.params[key].dims).name: [self.rng.choice(axes)]}
+        return md.Layout(rules, overrides=overrides)
 
 
 def rarely(i: md.Tensor) -> md.Tensor:

@@ -138,7 +138,7 @@ class _Rewrite:
         if (v, form) not in self.inside:
             x, shape = self.leave(v, eqn), form.renamed(v.dims)
             cause = update_cause(Because.UPDATE, v.name, v.dims, shape)
-            if self.sums.get(v) == form:
+            if self.shardings.get(v, Sharding()).partial:
                 split = {to.name: axes for _, to, axes in form.dims} | dict(form.kept)
                 split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
                 params = {"shape": shape, "split": tuple(split.items())}

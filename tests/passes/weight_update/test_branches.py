@@ -58,12 +58,35 @@ def nested(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
     return w, new_m, metric
 
 
+def two(w: md.Tensor, m: md.Tensor, x: md.Tensor) -> Any:
+    """Two weights, each with an update of its own."""
+    return [p - 2 * gradient(p, x)[1] for p in (w, m)]
+
+
+def either(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
+    w, m = two(w, m, x)
+    return w, m, md.sum(md.abs(md.cond(i % 3 == 0, lambda w, m: w, lambda w, m: m, w, m)))
+
+
+def restored(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
+    w, m = two(w, m, x)
+    return w, md.cond(i % 3 == 0, lambda w, m: w, lambda w, m: m, w, m)
+
+
+def read_otherwise(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
+    _, w, m = step(w, m, x)
+    return w, md.prefer(m, "hidden"), md.rename(m, io="rounds"), md.print(w, "w")
+
+
 CASES: list[tuple[Callable[..., Any], list[str], list[str]]] = [  # collectives outside branches, and inside them
     (summary, ["all_gather", "reduce_scatter"], ["all_reduce"]),
     (exported, ["all_gather", "reduce_scatter"], ["all_gather"]),
     (evaluated, ["all_gather", "reduce_scatter"], ["all_gather", "all_reduce"]),
     (skipped, ["all_gather", "all_reduce", "reduce_scatter"], []),
     (inside, [], ["all_gather", "reduce_scatter"]),
+    (either, ["all_gather"] * 2 + ["all_reduce"] + ["reduce_scatter"] * 2, []),
+    (restored, ["all_gather"] * 2 + ["reduce_scatter"] * 2, []),
+    (read_otherwise, ["all_gather"] * 3 + ["reduce_scatter"], []),
     (nested, ["all_gather", "reduce_scatter"], ["all_reduce", "all_reduce", "all_reduce"]),
 ]
 
@@ -79,7 +102,8 @@ def test_shards_pass_branches_and_rare_readers_gather(
     rng = np.random.default_rng(1)
     w, m = (md.tensor(rng.integers(-2, 3, (5, 6)).astype("float64"), "io hidden") for _ in range(2))
     x = md.tensor(rng.integers(-2, 3, (7, 5)).astype("float64"), "batch io")
-    sharded = md.compile(function, "rows:4", "batch:rows", weight_update="sharded")
+    layout = "batch:rows rounds:rows" if function is read_otherwise else "batch:rows"
+    sharded = md.compile(function, "rows:4", layout, weight_update="sharded")
     for i in (0, 1, 2):
         args = w, m, x, md.cast(i, "int32")
         right, got = jax.tree.leaves(function(*args)), md.simulate(sharded.program(*args), *args)
