@@ -78,6 +78,16 @@ def read_otherwise(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> An
     return w, md.prefer(m, "hidden"), md.rename(m, io="rounds"), md.print(w, "w")
 
 
+def with_another_gradient(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
+    new = w - 2 * gradient(w, x)[1]
+    return new, m + new + 3 * md.grad(lambda m: md.sum(md.dot(x, m, "io")))(m)
+
+
+def evaluated_outside_too(w: md.Tensor, m: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
+    w, m, inside = evaluated(w, m, x, i)
+    return w, m, inside + md.max(md.dot(x, w, "io"))
+
+
 CASES: list[tuple[Callable[..., Any], list[str], list[str]]] = [  # collectives outside branches, and inside them
     (summary, ["all_gather", "reduce_scatter"], ["all_reduce"]),
     (exported, ["all_gather", "reduce_scatter"], ["all_gather"]),
@@ -87,6 +97,8 @@ CASES: list[tuple[Callable[..., Any], list[str], list[str]]] = [  # collectives 
     (either, ["all_gather"] * 2 + ["all_reduce"] + ["reduce_scatter"] * 2, []),
     (restored, ["all_gather"] * 2 + ["reduce_scatter"] * 2, []),
     (read_otherwise, ["all_gather"] * 3 + ["reduce_scatter"], []),
+    (with_another_gradient, ["all_gather"] + ["reduce_scatter"] * 2, []),
+    (evaluated_outside_too, ["all_gather"] * 2 + ["all_reduce", "reduce_scatter"], ["all_reduce"]),
     (nested, ["all_gather", "reduce_scatter"], ["all_reduce", "all_reduce", "all_reduce"]),
 ]
 
@@ -117,3 +129,5 @@ def test_shards_pass_branches_and_rare_readers_gather(
         everywhere.remove(kind)
     assert sorted(everywhere) == sorted(in_branches)
     assert [v.dims[-1].name for v in program.ins[:2]] == ["hidden__rows"] * 2  # weight and momentum stay split
+    acting = [v for eqn, _ in walk(program) if not eqn.collective and eqn.operation.acts for v in eqn.ins]
+    assert not any(d.name == "hidden__rows" for v in acting for d in v.dims)  # a print shows the user's dims
