@@ -7,10 +7,11 @@ it for functions at all sizes, `walk` for functions on blocks; what `walk` canno
 
 from .counting import flops
 from .elementwise import has_own_gradient, mixing
-from .table import CALLS, ELEMENTWISE, inner
+from .table import CALLS, ELEMENTWISE, inner, opened
 from .trial import differs, outline
 from .walk import Problem, check
 
 __all__ = [
-    "CALLS", "ELEMENTWISE", "Problem", "check", "differs", "flops", "has_own_gradient", "inner", "mixing", "outline",
+    "CALLS", "ELEMENTWISE", "Problem", "check", "differs", "flops", "has_own_gradient", "inner", "mixing", "opened",
+    "outline",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from jax.extend.core import Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from .table import CALLS, inner
+from .table import CALLS, inner, opened
 
 __all__ = ["call_on_blocks", "compiled"]
 
@@ -77,7 +77,7 @@ def _row_major_ffts(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> lis
         if eqn.primitive.name == "fft":
             results = [_row_major(eqn.primitive.bind(_row_major(values[0]), **eqn.params))]
         elif eqn.primitive.name in CALLS and bodies:
-            results = _row_major_ffts(*bodies[0], values)
+            results = _row_major_ffts(*opened(bodies[0]), values)
         else:
             results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
             results = results if eqn.primitive.multiple_results else [results]

@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
-
-from .table import CALLS, inner
+from .table import CALLS, inner, opened
 
 __all__ = ["flops"]
 
@@ -23,8 +21,8 @@ def flops(jaxpr: Any) -> float:
     1088.0
     """
     total = 0.0
-    for eqn in (jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr).eqns:
-        bodies = [body for body, _ in inner(eqn)]
+    for eqn in opened(jaxpr)[0].eqns:
+        bodies = inner(eqn)
         name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
         elements = math.prod(getattr(eqn.outvars[0].aval, "shape", ())) if eqn.outvars else 0
         if name == "dot_general":

@@ -18,7 +18,7 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
-from .table import CALLS, TABLE, Shape, equation, inner
+from .table import CALLS, TABLE, Shape, equation, inner, opened
 from .walk import Problem, line_of
 
 __all__ = ["has_own_gradient", "mixing"]
@@ -69,8 +69,8 @@ def _mixed(jaxpr: Jaxpr, called_at: Any) -> Iterator[Problem]:
         name, bodies = eqn.primitive.name, inner(eqn)
         counted = not _symbolic((eqn.params.get("length", 0),))  # False for a loop over an argument's axis
         if bodies and counted and not eqn.effects and name in CALLS | _LOOPS:
-            for body, _ in bodies:
-                yield from _mixed(body, at)
+            for body in bodies:
+                yield from _mixed(opened(body)[0], at)
         elif name == "dim_as_value":
             yield Problem(name, "reads the shape of its argument", line_of(at))
         elif bodies or eqn.effects or not _keeps_places(eqn):
@@ -83,7 +83,7 @@ def _keeps_places(eqn: Any) -> bool:
     new = [{i for i, n in enumerate(shape) if _symbolic((n,))} for shape in e.outs]
     if name == "iota":
         return e.params["dimension"] not in new[0]
-    if not any(map(_symbolic, (*e.ins, *e.outs))):
+    if name == "optimization_barrier" or not any(map(_symbolic, (*e.ins, *e.outs))):
         return True
     if name not in TABLE:
         return False

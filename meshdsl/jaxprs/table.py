@@ -15,7 +15,20 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-__all__ = ["CALLS", "ELEMENTWISE", "FIRST", "JOINT", "MIX", "PRODUCTS", "SUM", "TABLE", "Equation", "equation", "inner"]
+__all__ = [
+    "CALLS",
+    "ELEMENTWISE",
+    "FIRST",
+    "JOINT",
+    "MIX",
+    "PRODUCTS",
+    "SUM",
+    "TABLE",
+    "Equation",
+    "equation",
+    "inner",
+    "opened",
+]
 
 MIX, SUM = "mix", "sum"
 Targets = Sequence[int | str]
@@ -28,13 +41,13 @@ CALLS = {
 ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
     "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type",
-    "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
-    "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "le_to",
-    "lgamma", "log", "log1p", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter",
-    "not", "or", "polygamma", "population_count", "pow", "random_gamma_grad", "real", "reduce_precision",
-    "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
-    "zeta",
+    "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2",
+    "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le",
+    "le_to", "lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name",
+    "ne", "neg", "nextafter", "not", "one_minus_square", "or", "polygamma", "polynomial", "population_count", "pow",
+    "random_gamma_grad", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
 }  # fmt: skip
 # A sum that is not complete on a block passes these: in all operands together, in the first, or in one factor.
 JOINT = {"add", "add_any", "concatenate", "pad", "select_n", "stack", "sub"}
@@ -64,14 +77,15 @@ def equation(eqn: Any) -> Equation:
     )
 
 
-def inner(eqn: Any) -> list[tuple[Jaxpr, Sequence[Any]]]:
-    """The inner jaxprs of an equation of a jaxpr, each with its constants."""
+def inner(eqn: Any) -> list[Any]:
+    """The jaxprs inside an equation of a jaxpr."""
     parts = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple | list) else (value,))]
-    return [
-        (part.jaxpr, part.consts) if isinstance(part, ClosedJaxpr) else (part, ())
-        for part in parts
-        if isinstance(part, ClosedJaxpr | Jaxpr)
-    ]
+    return [part for part in parts if isinstance(part, ClosedJaxpr | Jaxpr)]
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants; JAX 0.12 has one class for jaxprs with and without."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def _keep(shape: Shape, mixed: Collection[int] = ()) -> Targets:
@@ -206,10 +220,10 @@ TABLE: dict[str, Callable[[Equation], list[Targets]]] = {
     "stack": _stack, "unstack": lambda e: [_drop(e.ins[0], _axes(e, "axis"))],
     "transpose": _transpose, "broadcast_in_dim": lambda e: [_axes(e, "broadcast_dimensions")],
     "iota": lambda e: [],
-    "slice": _slice, "pad": _pad, "dynamic_slice": lambda e: _resized(e, e.outs[0]),
+    "slice": _slice, "pad": _pad, **dict.fromkeys(("dynamic_slice", "tile"), lambda e: _resized(e, e.outs[0])),
     "dynamic_update_slice": lambda e: [*_resized(e, e.ins[1])[:1], *_resized(e, e.ins[0], (1,))[1:]],
     "gather": _gather,
-    **dict.fromkeys(("scatter", "scatter_add", "scatter-add", "scatter_mul", "scatter_min", "scatter_max"), _scatter),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub"), _scatter),
     "dot_general": _dot, "conv_general_dilated": _conv,
     **dict.fromkeys(("qr", "cholesky", "eigh", "eig", "lu", "svd", "schur", "geqrf", "hessenberg", "tridiagonal"),
                     _batched(2)),

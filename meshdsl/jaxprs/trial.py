@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from .table import inner
+from .table import inner, opened
 
 __all__ = ["differs", "outline"]
 
@@ -24,8 +24,7 @@ Arrays = list[np.ndarray[Any, Any]]
 
 def outline(jaxpr: Any) -> list[Any]:
     """The primitives of a jaxpr, in order, with those inside them."""
-    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
-    return [(eqn.primitive.name, [outline(body) for body, _ in inner(eqn)]) for eqn in eqns]
+    return [(eqn.primitive.name, [outline(body) for body in inner(eqn)]) for eqn in opened(jaxpr)[0].eqns]
 
 
 def differs(
@@ -91,8 +90,9 @@ def _run(jaxpr: ClosedJaxpr) -> Callable[[Arrays], Arrays]:
 
 def _interpreted(jaxpr: Any) -> Any:
     """The jaxpr with Pallas kernels that run on any device."""
-    if isinstance(jaxpr, ClosedJaxpr):
-        return ClosedJaxpr(_interpreted(jaxpr.jaxpr), jaxpr.consts)
+    own, consts = opened(jaxpr)
+    if own is not jaxpr:
+        return ClosedJaxpr(_interpreted(own), consts)
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
         params = {key: _inside(value) for key, value in eqn.params.items()}
@@ -145,7 +145,7 @@ def _close(x: Any, y: Any, tolerance: float) -> bool:
 
 def _rounding(jaxpr: Any) -> float:
     """The largest machine epsilon of the float dtypes in a jaxpr."""
-    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    eqns = opened(jaxpr)[0].eqns
     dtypes: set[Any] = {getattr(v.aval, "dtype", None) for eqn in eqns for v in (*eqn.invars, *eqn.outvars)}
     own = [float(jax.numpy.finfo(d).eps) for d in dtypes if jax.numpy.issubdtype(d, jax.numpy.inexact)]
-    return max([*own, *(_rounding(body) for eqn in eqns for body, _ in inner(eqn))], default=0.0)
+    return max([*own, *(_rounding(body) for eqn in eqns for body in inner(eqn))], default=0.0)

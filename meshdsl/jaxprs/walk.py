@@ -22,7 +22,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..errors import Where, users_line
-from .table import CALLS, FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation, inner
+from .table import CALLS, FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation, inner, opened
 
 __all__ = ["Problem", "check", "line_of"]
 
@@ -111,7 +111,7 @@ class _Walk:
 
     def run(self, full: Any, block: Any, ins: Sequence[_Value]) -> list[_Value]:
         """The results of a jaxpr for these inputs; raises an error for the first equation that mixes places."""
-        (a, consts), (b, others) = _open(full), _open(block)
+        (a, consts), (b, others) = opened(full), opened(block)
         if len(consts) != len(others) or len(a.eqns) != len(b.eqns):
             raise _refuse("does something else on a block: its equations depend on the size")
         env = dict(zip(a.invars, ins, strict=True))
@@ -160,10 +160,9 @@ class _Walk:
             if key not in _FREE and _simple(value) and not _equal(value, b.params.get(key)):
                 raise _refuse(f"reads the size of a block: its {key} is {value}, and {b.params.get(key)} there,")
         if name in _CONTROL:
-            return _CONTROL[name](self, a.params, b.params, ins)
+            return _CONTROL[name](self, a, b, ins)
         if name in CALLS and bodies:
-            full, block = (ClosedJaxpr(body, list(consts)) for body, consts in bodies[0])
-            return self.run(full, block, ins)
+            return self.run(*bodies[0], ins)
         if a.effects:
             raise _refuse("has side effects, once for every block")
         if name == "optimization_barrier":  # the only primitive whose results have operands of their own
@@ -272,19 +271,23 @@ class _Walk:
         return carry
 
 
-def _scan(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
-    consts, carries = p["num_consts"], p["num_consts"] + p["num_carry"]
-    rows = [x if x.axis is None else x._replace(axis=x.axis - 1) for x in ins[carries:]]
+def _scan(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value]:
+    rank = lambda v: len(v.aval.shape)  # noqa: E731 - short
+    full, block = a.params["jaxpr"], b.params["jaxpr"]
+    inside = opened(full)[0]  # the ranks tell what is taken or stacked in rows; the parameters changed in JAX 0.12
+    rows = len(ins) - sum(map(lambda v, w: rank(v) > rank(w), a.invars, inside.invars))
+    carries = sum(map(lambda v, w: rank(v) == rank(w), a.outvars, inside.outvars))
+    taken = [x if x.axis is None else x._replace(axis=x.axis - 1) for x in ins[rows:]]
 
     def body(carry: list[_Value]) -> list[_Value]:
-        return walk.run(p["jaxpr"], q["jaxpr"], [*ins[:consts], *carry, *rows])
+        return walk.run(full, block, [*ins[: rows - carries], *carry, *taken])
 
-    carry = walk.settled(ins[consts:carries], lambda carry: body(carry)[: len(carry)])
-    stacked = body(carry)[len(carry) :]
-    return [*carry, *(y if y.axis is None else y._replace(axis=y.axis + 1) for y in stacked)]
+    carry = walk.settled(ins[rows - carries : rows], lambda carry: body(carry)[:carries])
+    return [*carry, *(y if y.axis is None else y._replace(axis=y.axis + 1) for y in body(carry)[carries:])]
 
 
-def _while(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
+def _while(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value]:
+    p, q = a.params, b.params
     test, fixed = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     step = lambda carry: walk.run(p["body_jaxpr"], q["body_jaxpr"], [*ins[test:fixed], *carry])  # noqa: E731 - short
     carry = walk.settled(ins[fixed:], step)
@@ -292,11 +295,11 @@ def _while(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
     return carry
 
 
-def _cond(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
+def _cond(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value]:
     _decides(walk, ins[0])
-    if len(p["branches"]) != len(q["branches"]):
+    if len(inner(a)) != len(inner(b)):
         raise _refuse("has other branches on a block")
-    first, *others = (walk.run(a, b, ins[1:]) for a, b in zip(p["branches"], q["branches"], strict=True))
+    first, *others = (walk.run(*bodies, ins[1:]) for bodies in zip(inner(a), inner(b), strict=True))
     for other in others:
         first = walk.joined(first, other)
     return first
@@ -307,20 +310,16 @@ def _decides(walk: _Walk, condition: _Value) -> None:
         raise _refuse(f"decides by a sum over {walk.dim} that is not complete")
 
 
-def _linear_solve(walk: _Walk, p: Any, q: Any, ins: list[_Value]) -> list[_Value]:
-    counts = p["const_lengths"]
+def _linear_solve(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value]:
+    counts = a.params["const_lengths"]
     before = counts.matvec + counts.vecmat
     if any(x.sum == "partial" for x in ins):
         raise _refuse(f"solves with a sum over {walk.dim} that is not complete")
     operands = [*ins[before : before + counts.solve], *ins[sum(counts) :]]
-    return walk.run(p["jaxprs"].solve, q["jaxprs"].solve, operands)
+    return walk.run(a.params["jaxprs"].solve, b.params["jaxprs"].solve, operands)
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}
-
-
-def _open(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
 
 
 def _live(jaxpr: Any) -> set[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
 import meshdsl as md
 from meshdsl import jaxprs
@@ -27,8 +27,9 @@ Dims = tuple[md.Dim, ...]
 Refusal = Callable[[str, str, str], Exception]
 
 
-def check_elementwise(jaxpr: Any, consts: Sequence[Any], refusal: Refusal, called_at: Any = None) -> None:
+def check_elementwise(closed: Any, refusal: Refusal, called_at: Any = None) -> None:
     """Raise `refusal(operation, function, file)` for the first operation of a jaxpr that is not elementwise."""
+    jaxpr, consts = jaxprs.opened(closed)
     for const in consts:
         if np.shape(const):
             raise refusal(f"with a constant array of shape {list(np.shape(const))}", "the transformation", "")
@@ -36,7 +37,7 @@ def check_elementwise(jaxpr: Any, consts: Sequence[Any], refusal: Refusal, calle
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
         name, bodies = eqn.primitive.name, jaxprs.inner(eqn)
         if name in jaxprs.CALLS and bodies:
-            check_elementwise(*bodies[0], refusal, traceback)
+            check_elementwise(bodies[0], refusal, traceback)
             continue
         ins, outs = ([v.aval.shape for v in vs if v.aval.shape] for vs in (eqn.invars, eqn.outvars))
         kept = name in jaxprs.ELEMENTWISE or name == "broadcast_in_dim"
@@ -56,22 +57,21 @@ def _source(traceback: Any) -> tuple[str, str]:
 
 
 def run(
-    closed: ClosedJaxpr, tensors: Sequence[md.Tensor], dims: Sequence[Dims], combined: Callable[[Dims, Dims], Exception]
+    closed: Any, tensors: Sequence[md.Tensor], dims: Sequence[Dims], combined: Callable[[Dims, Dims], Exception]
 ) -> list[md.Tensor]:
     """The results of a jaxpr that was checked, with these dims.
 
     Raises `combined(dims, other dims)` if an equation has operands, or the jaxpr a result, of other dims.
     """
-    results = _results(closed.jaxpr, closed.consts, tensors, combined)
+    results = _results(closed, tensors, combined)
     for x, own in zip(results, dims, strict=True):
         if x.dims and x.dims != own:
             raise combined(x.dims, own)
     return [x if x.dims == own else md.broadcast(x, own) for x, own in zip(results, dims, strict=True)]
 
 
-def _results(
-    jaxpr: Any, consts: Sequence[Any], tensors: Sequence[md.Tensor], combined: Callable[[Dims, Dims], Exception]
-) -> list[md.Tensor]:
+def _results(closed: Any, tensors: Sequence[md.Tensor], combined: Callable[[Dims, Dims], Exception]) -> list[md.Tensor]:
+    jaxpr, consts = jaxprs.opened(closed)
     env: dict[Any, md.Tensor] = dict(zip(jaxpr.invars, tensors, strict=True))
     env.update((v, _number(x, v)) for v, x in zip(jaxpr.constvars, consts, strict=True))
 
@@ -81,7 +81,7 @@ def _results(
     for eqn in jaxpr.eqns:
         xs, bodies = list(map(read, eqn.invars)), jaxprs.inner(eqn)
         if bodies:
-            env.update(zip(eqn.outvars, _results(*bodies[0], xs, combined), strict=True))
+            env.update(zip(eqn.outvars, _results(bodies[0], xs, combined), strict=True))
             continue
         dims = list(dict.fromkeys(x.dims for x in xs if x.dims))
         if len(dims) > 1:

@@ -112,7 +112,7 @@ def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
             f"  before: {jax.tree.structure(state)}\n  after: {jax.tree.structure(new_state)}"
         )
     for jaxpr in (init_jaxpr, update_jaxpr):
-        check_elementwise(jaxpr.jaxpr, jaxpr.consts, _refusal)
+        check_elementwise(jaxpr, _refusal)
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(len(types))))]
     named = {path: t.dims for path, t in zip(paths, types, strict=True)}
     state_dims = {path: _state_dims(path, leaf.shape, named, _name(transformation)) for path, leaf in leaves.items()}
