@@ -31,7 +31,7 @@ MESHES = ("x:2", "x:3", "x:4", "x:8", "x:2 y:2", "x:4 y:2", "x:2 y:3", "x:2 y:2 
 SIZES = (1, 2, 3, 4, 5, 6, 8)
 NOTHING = "nothing to shard"
 RIGHT = ("equal", "illegal", NOTHING)
-GOOD = ("gradient is not a sum over devices", "the layout splits it")  # reasons why no weight can be sharded
+GOOD = ("gradient is not a sum over devices", "the layout splits it", "is split over")  # reasons why no weight can be sharded
 
 
 @dataclass(frozen=True)

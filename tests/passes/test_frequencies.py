@@ -70,8 +70,3 @@ def test_costs_weigh_branches(often: float | None) -> None:
     assert str(cost) and explain.collective_text(cost, 0, [])  # reports print any count
     compiled = weighed(often)
     assert md.verify(compiled.lower(*arguments).as_text(), compiled.program(*arguments)).equal
-
-
-def test_a_frequency_is_a_fraction() -> None:
-    with pytest.raises(md.ShapeError, match=r"the frequency of md.cond is a fraction of runs from 0 to 1, got 100"):
-        md.cond(md.tensor(True), lambda: 1.0, lambda: 2.0, frequency=100)

@@ -131,3 +131,20 @@ def test_shards_pass_branches_and_rare_readers_gather(
     assert [v.dims[-1].name for v in program.ins[:2]] == ["hidden__rows"] * 2  # weight and momentum stay split
     acting = [v for eqn, _ in walk(program) if not eqn.collective and eqn.operation.acts for v in eqn.ins]
     assert not any(d.name == "hidden__rows" for v in acting for d in v.dims)  # a print shows the user's dims
+
+
+def test_auto_weighs_what_branches_gather() -> None:
+    w, x = md.spec("io:1024 hidden:4096"), md.spec("batch:512 io:1024")
+
+    def saved(often: float) -> float:
+        def step(w: md.Tensor, x: md.Tensor, i: md.Tensor) -> Any:
+            w = w - 2 * gradient(w, x)[1]
+            return w, md.cond(i == 0, lambda w: w, lambda w: md.zeros(w.dims), w, frequency=often)
+
+        compiled = md.compile(step, "rows:8", "batch:rows", weight_update="auto", machine="tpu-v4")
+        compiled.program(w, x, md.spec("", "int32"))
+        (decision,) = compiled.weight_update.decisions
+        assert decision.seconds_saved is not None and decision.sharded == (decision.seconds_saved > 0)
+        return decision.seconds_saved
+
+    assert saved(0.01) > 0 > saved(1.0)
