@@ -31,7 +31,8 @@ MESHES = ("x:2", "x:3", "x:4", "x:8", "x:2 y:2", "x:4 y:2", "x:2 y:3", "x:2 y:2 
 SIZES = (1, 2, 3, 4, 5, 6, 8)
 NOTHING = "nothing to shard"
 RIGHT = ("equal", "illegal", NOTHING)
-GOOD = ("gradient is not a sum over devices", "the layout splits it", "is split over")  # reasons why no weight can be sharded
+# reasons why no weight can be sharded
+GOOD = ("gradient is not a sum over devices", "the layout splits it", "is split over")
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,7 @@ def outcome(seed: int, devices: bool = False) -> tuple[str, Counter[str]]:
     return "equal", decisions
 
 
-def legally(case: Case, layout: str, args: Any) -> Any:
+def legally(case: Case, layout: md.Layout, args: Any) -> Any:
     """The replicated program under a layout; None if that is illegal."""
     try:
         return case.compiled(layout).program(*args)
