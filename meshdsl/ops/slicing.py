@@ -118,7 +118,9 @@ def _pad_kernel(c: Local, x: Any, *, axis: int, dim: Dim, low: int, high: int, i
 
 
 def _pad_vjp(ct: Tensor, x: Tensor, dim: Dim, low: int, high: int, inner: int) -> tuple[Tensor]:
-    ct = pad(ct, dim.name, max(0, -low), max(0, -high))  # elements cropped by a negative pad have gradient 0
+    if not inner and min(low, high) < 0:  # cropped elements have gradient 0
+        return (pad(ct, dim.name, -low, -high),)
+    ct = pad(ct, dim.name, max(0, -low), max(0, -high))
     return (slice(ct, dim.name, max(0, low), dim.size, inner + 1),)
 
 

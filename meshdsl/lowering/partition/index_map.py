@@ -171,13 +171,12 @@ def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
 
 
 def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
-    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if it sends
-    less.
-    """
+    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if it sends less."""
     n = scope.setting.mesh.count(axes)
     length = scope.setting.extents.padded(dim) // n
     rounds = _rounds(mine, length, n)
-    if rounds and _travel(rounds) >= (n - 1) * length:
+    gathered = (n - 1) * length  # rows; as many in a single round stay a round, which some devices leave out
+    if _travel(rounds) > gathered or (len(rounds) > 1 and _travel(rounds) == gathered):
         return [_Part(_gathered(scope, eqn, x, dim, axes), dim, np.zeros(n, np.int64), n * length)]
     parts = [_Part(x, dim, np.arange(n) * length, length)]
     parts += [_send(scope, eqn, x, dim, runs, length, n, axes) for runs in rounds]

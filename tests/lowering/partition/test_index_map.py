@@ -175,3 +175,13 @@ def test_what_moves_is_what_is_sent() -> None:
     assert sent(lambda t: md.reverse(t, "x")) == {"permute": block}
     assert sent(lambda t: md.cumsum(t, "x")) == {"all_gather": 8 * row}
     assert sent(lambda t: md.slice(t, "x", 0, 2048, 2)) == {}
+    for by in (1, -3):
+        loss = lambda t, by=by: md.sum(md.square(md.shift(t, "x", by)))  # noqa: E731 - it belongs to this line
+        assert sent(md.grad(loss)) == {"permute": 2 * abs(by) * row}  # forward and back, though the shift crops rows
+
+
+def test_a_shift_over_a_dim_of_two_blocks_is_a_permute() -> None:
+    for blocks in (2, 4):
+        step = md.compile(lambda t: md.shift(t, "x", 1), f"m:{blocks}", "x:m")
+        (record,) = step.program(md.spec(f"x:{blocks} y:4")).collectives
+        assert (record.kind, record.bytes) == ("permute", 4 * 4)
