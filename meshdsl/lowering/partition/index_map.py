@@ -171,7 +171,7 @@ def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
 
 
 def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
-    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if it sends less."""
+    """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if less is sent."""
     n = scope.setting.mesh.count(axes)
     length = scope.setting.extents.padded(dim) // n
     rounds = _rounds(mine, length, n)
