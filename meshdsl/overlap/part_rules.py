@@ -41,7 +41,7 @@ def inner_cut(eqn: Eqn, dim: str, mesh: Mesh) -> str | None:
 
     Only for reshapes whose outer dim, before or after, has one element per device; None for another equation.
     """
-    if eqn.op is not RESHAPE:
+    if eqn.op is not RESHAPE or not all(d.size for d in eqn.ins[0].dims):
         return None
     x, y = eqn.ins[0], eqn.outs[0]
 

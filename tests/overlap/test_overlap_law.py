@@ -101,3 +101,10 @@ def test_overlap_passes_keep_every_bit_of_random_programs(block: int, capsys: py
 @pytest.mark.parametrize("block", range(20))
 def test_overlap_passes_keep_every_bit_of_thousands_of_random_programs(block: int) -> None:
     law(range(10_000 + 200 * block, 10_000 + 200 * (block + 1)))
+
+
+def test_a_reshape_of_a_tensor_without_elements_is_cut_as_any_other() -> None:
+    step = md.compile(lambda x: md.reshape(2 * x, "n:4 a:0 c:5"), "m:2", "n:m")
+    program = step.program(md.spec("n:4 a:0"))
+    cut = split(program, "n", 2).program
+    assert same_bits(md.simulate(cut, [[]] * 4), md.simulate(program, [[]] * 4))
