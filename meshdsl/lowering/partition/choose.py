@@ -70,7 +70,8 @@ def choose(claims: Claims, preferred: Sequence[str], price: Callable[[Mapping[st
     if all(len(left.options[label]) <= 1 for label in labels) and not left.contested():
         return {**{label: axes for label in labels for axes in left.options[label]}, **fixed}
     assignments = ({**assigned, **fixed} for assigned in _assignments(left, labels))
-    return min(assignments, key=price, default={})
+    nothing: dict[str, Axes] = {}
+    return min(assignments, key=price, default=nothing)
 
 
 def _axes_of(assigned: Mapping[str, Axes]) -> frozenset[str]:
