@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..dims import ByDim, DimLike, find, show
-from ..errors import LayoutError
-from ..ir import Bounded, Fuses, Linear, Op
+from ..errors import InternalError, LayoutError
+from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
-__all__ = ["SHARD", "prefer", "replicate", "shard"]
+__all__ = ["RESHARD_TO_PRIVATE_DIM", "SHARD", "prefer", "replicate", "shard"]
 
 PREFER = Op(
     "prefer",
@@ -91,3 +91,11 @@ def replicate(x: Any) -> Tensor:
     (a=1,)
     """
     return shard(x, {})
+
+
+def _unreachable_kernel(*_: Any, **__: Any) -> Any:
+    raise InternalError("partition replaces a cut by a rename and a collective")
+
+
+# A pending sum under other dim names, scattered over the axes of `split`; created by sharded weight updates
+RESHARD_TO_PRIVATE_DIM = Op("cut", type=lambda x, *, shape, split: Type(shape, x.dtype), kernel=_unreachable_kernel)

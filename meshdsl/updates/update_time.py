@@ -16,7 +16,8 @@ from ..cost.network import Placement, place
 from ..cost.timeline import timeline
 from ..layouts.sharding import Axes
 from ..lowering import Program
-from ..passes.weight_update.pending import ShardedGraph, stages
+from ..lowering.partition.placement_ops import stages
+from ..passes.weight_update.pending import ShardedGraph
 from ..passes.weight_update.regions import UpdateRegion
 from ..passes.weight_update.shard_updates import Verdict
 from ..passes.weight_update.updates import Update, recut

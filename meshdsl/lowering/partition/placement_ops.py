@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ...control import KEEP
 from ...ir import Eqn, Op, Var
-from ...layouts import Sharding
+from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
-from ...ops.placement import PREFER, SHARD
+from ...ops.placement import PREFER, RESHARD_TO_PRIVATE_DIM, SHARD
 from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
-from ...passes.weight_update.pending import stages
-from ...passes.weight_update.rewrite import RESHARD_TO_PRIVATE_DIM
 from .scope import Scope
 
-__all__ = ["PLACEMENTS", "padded_otherwise", "rename_first"]
+__all__ = ["PLACEMENTS", "padded_otherwise", "rename_first", "stages"]
 
 
 def shard(scope: Scope, eqn: Eqn) -> None:
@@ -112,6 +110,15 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
     scope.default_sharding[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
+
+
+def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
+    """The order of the axis groups along which a sum is scattered: the largest first, to leave less for the others.
+
+    If two groups have as many devices, the one with the more minor axes comes first: its devices are closer together.
+    """
+    axis_order = list(mesh.axes)
+    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(axis_order.index, axes))))
 
 
 def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:

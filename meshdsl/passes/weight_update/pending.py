@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...ir import Cond, Eqn, Graph, Scan, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
-from ...layouts.sharding import Axes
 from ...ops.reshape import RENAME
 
-__all__ = ["ShardedGraph", "Sums", "pending_sums", "stages"]
+__all__ = ["ShardedGraph", "Sums", "pending_sums"]
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,3 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
                 totals.pop(x, None)
             totals[out] = out if len(ours) > 1 else ours[0]
     return tuple(totals.values())
-
-
-def stages(mesh: Mesh, cuts: Iterable[Axes]) -> list[Axes]:
-    """The order of the axis groups along which a sum is scattered: the largest first, to leave less for the others.
-
-    If two groups have as many devices, the one with the more minor axes comes first: its devices are closer together.
-    """
-    axis_order = list(mesh.axes)
-    return sorted(cuts, key=lambda axes: (-mesh.count(axes), -max(map(axis_order.index, axes))))

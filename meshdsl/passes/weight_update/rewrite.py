@@ -9,28 +9,15 @@ from typing import Any
 
 from ...control import BARRIER
 from ...dims import Shape
-from ...errors import InternalError
-from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Type, Var
+from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Var
 from ...layouts import Sharding
+from ...ops.placement import RESHARD_TO_PRIVATE_DIM
 from ...ops.reshape import RENAME
 from .pending import ShardedGraph
 from .regions import BranchRegion, Format, UpdateRegion, renamed
 from .updates import Update
 
-__all__ = ["RESHARD_TO_PRIVATE_DIM", "rewrite_updates", "update_cause"]
-
-
-def _renamed_type(x: Type, *, shape: Shape, split: Any) -> Type:
-    return Type(shape, x.dtype)
-
-
-def _unreachable_kernel(*_: Any, **__: Any) -> Any:
-    raise InternalError("partition replaces a cut by a rename and a collective")
-
-
-RESHARD_TO_PRIVATE_DIM = Op(
-    "cut", type=_renamed_type, kernel=_unreachable_kernel
-)  # a sum under private names, scattered over the axes of `split`
+__all__ = ["rewrite_updates", "update_cause"]
 
 
 def rewrite_updates(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
