@@ -1,1 +1,1 @@
-"""Sharded weight updates: which weights, in which groups of devices, and their buckets."""
+"""Sharded weight updates whole: analysis, decision, rewriting, groups of devices, and buckets."""

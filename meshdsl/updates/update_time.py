@@ -17,12 +17,12 @@ from ..cost.timeline import timeline
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition.placement_ops import stages
-from ..passes.weight_update.pending import ShardedGraph
-from ..passes.weight_update.regions import UpdateRegion
-from ..passes.weight_update.shard_updates import Verdict
-from ..passes.weight_update.updates import Update, recut
 from .bucket_collectives import bucketed_tensors
 from .groups import RefinedMesh, refined_meshes
+from .pending import ShardedGraph
+from .regions import UpdateRegion
+from .shard_updates import Verdict
+from .update import Update, recut
 
 __all__ = ["all_groups", "best_mesh", "by_time", "fastest_buckets", "on_refined"]
 

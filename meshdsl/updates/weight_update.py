@@ -1,6 +1,6 @@
 """Decide which weight updates are sharded, over which device groups and with which buckets; and the table of decisions.
 
-`passes.weight_update` finds and shards the updates. This module decides which ones: all of them, or those that are
+`shard_updates` finds and shards the updates. This module decides which ones: all of them, or those that are
 faster on a machine.
 """
 
@@ -20,11 +20,11 @@ from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
 from ..passes.hoist import hoist_casts
-from ..passes.weight_update.pending import ShardedGraph
-from ..passes.weight_update.shard_updates import Decision, Policy, Verdict, shard_updates
-from ..passes.weight_update.updates import Update
 from .bucket_collectives import bucket_collectives, bucketed_tensors
 from .groups import GroupSpec, RefinedMesh, group_of
+from .pending import ShardedGraph
+from .shard_updates import Decision, Policy, Verdict, shard_updates
+from .update import Update
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, on_refined
 
 __all__ = ["MODES", "ShardedUpdates", "UpdateTable", "WeightUpdate", "bucket", "shard"]

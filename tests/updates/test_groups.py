@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run
-from tests.passes.weight_update.test_shard_updates import adam_mlp, example
 from tests.stablehlo import cost_law
+from tests.updates.law import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run
+from tests.updates.test_shard_updates import adam_mlp, example
 
 CASES = [
     ("clipped", "x:2 y:4", "batch:x,y", {"group": "y:2", "bucket_bytes": 1e9}),

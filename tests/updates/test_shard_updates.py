@@ -12,7 +12,7 @@ import pytest
 import meshdsl as md
 from models.mlp import mlp
 from models.transformer import lm
-from tests.passes.updates import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start, undecided
+from tests.updates.law import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start, undecided
 
 CASES = [
     ("adam", "x:8", "batch:x"),

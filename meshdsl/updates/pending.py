@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...ir import Cond, Eqn, Graph, Scan, Var
-from ...layouts import Extents, Layout, Mesh, Sharding
-from ...ops.reshape import RENAME
+from ..ir import Cond, Eqn, Graph, Scan, Var
+from ..layouts import Extents, Layout, Mesh, Sharding
+from ..ops.reshape import RENAME
 
 __all__ = ["ShardedGraph", "Sums", "pending_sums"]
 

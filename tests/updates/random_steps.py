@@ -1,4 +1,4 @@
-"""Random training steps, sharded against replicated: `python -m tests.passes.random_steps --cases 300`.
+"""Random training steps, sharded against replicated: `python -m tests.updates.random_steps --cases 300`.
 
 The law: a layout that is legal when every device updates all weights is legal when updates are sharded, and gives the
 same bits. Numbers are small whole ones in float64, so every sum is exact. Steps draw dense layers, biases that are

@@ -1,4 +1,4 @@
-"""Sharded updates against replicated ones, at length: `python -m tests.passes.updates --layouts 30 --steps 10`.
+"""Sharded updates against replicated ones, at length: `python -m tests.updates.law --layouts 30 --steps 10`.
 
 With `--groups` each is shared by a random group of devices, and tensors below a random limit travel together.
 

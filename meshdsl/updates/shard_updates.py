@@ -14,18 +14,18 @@ import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...dims import Shape
-from ...errors import InternalError
-from ...errors.deadline import check_deadline
-from ...ir import Because, Eqn, Graph, Scan, Var, verify, walk
-from ...layouts import Layout, Sharding
-from ...layouts.sharding import Axes
-from ...ops.reshape import RENAME
-from ..accumulate import running_sum
+from ..dims import Shape
+from ..errors import InternalError
+from ..errors.deadline import check_deadline
+from ..ir import Because, Eqn, Graph, Scan, Var, verify, walk
+from ..layouts import Layout, Sharding
+from ..layouts.sharding import Axes
+from ..ops.reshape import RENAME
+from ..passes.accumulate import running_sum
 from .pending import ShardedGraph, pending_sums
 from .regions import CannotShardError, equations, leaving_branches
 from .rewrite import rewrite_updates, update_cause
-from .updates import Update, carried, find_update
+from .update import Update, carried, find_update
 
 __all__ = ["Decision", "Policy", "Verdict", "shard_updates"]
 

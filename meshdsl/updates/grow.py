@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ir import Cond, Eqn, Graph, Scan, Var
-from ...layouts import Sharding
-from ...layouts.sharding import Axes
-from ...ops.dtypes import CAST
-from ...ops.placement import SHARD
+from ..ir import Cond, Eqn, Graph, Scan, Var
+from ..layouts import Sharding
+from ..layouts.sharding import Axes
+from ..ops.dtypes import CAST
+from ..ops.placement import SHARD
 from .pending import ShardedGraph, Sums
 from .regions import BranchRegion, CannotShardError, Format, UpdateRegion, renamed, uses
 

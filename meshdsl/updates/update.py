@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from ...dims import Dim, Shape
-from ...ir import Eqn, Graph, Scan, Var, While
-from ...layouts import Sharding
-from ...layouts.sharding import Axes
+from ..dims import Dim, Shape
+from ..ir import Eqn, Graph, Scan, Var, While
+from ..layouts import Sharding
+from ..layouts.sharding import Axes
 from .grow import Region, Step
 from .pending import ShardedGraph, pending_sums
 from .regions import CannotShardError, Format, UpdateRegion

@@ -1,8 +1,8 @@
-"""A sample of the random steps of `python -m tests.passes.random_steps`."""
+"""A sample of the random steps of `python -m tests.updates.random_steps`."""
 
 from __future__ import annotations
 
-from tests.passes.random_steps import RIGHT, outcome
+from tests.updates.random_steps import RIGHT, outcome
 
 
 def test_a_layout_that_is_legal_replicated_is_legal_sharded_and_gives_the_same_bits() -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from ...dims import Dim, Shape
-from ...errors import ShapeError
-from ...ir import Eqn, Graph, Type, Var
-from ...layouts.sharding import Axes
-from ...ops.placement import PREFER
+from ..dims import Dim, Shape
+from ..errors import ShapeError
+from ..ir import Eqn, Graph, Type, Var
+from ..layouts.sharding import Axes
+from ..ops.placement import PREFER
 
 __all__ = [
     "BranchRegion",

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ...control import BARRIER
-from ...dims import Shape
-from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Var
-from ...layouts import Sharding
-from ...ops.placement import RESHARD_TO_PRIVATE_DIM
-from ...ops.reshape import RENAME
+from ..control import BARRIER
+from ..dims import Shape
+from ..ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Var
+from ..layouts import Sharding
+from ..ops.placement import RESHARD_TO_PRIVATE_DIM
+from ..ops.reshape import RENAME
 from .pending import ShardedGraph
 from .regions import BranchRegion, Format, UpdateRegion, renamed
-from .updates import Update
+from .update import Update
 
 __all__ = ["rewrite_updates", "update_cause"]
 

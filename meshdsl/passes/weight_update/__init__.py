@@ -1,1 +1,0 @@
-"""Find the update of every weight in a graph and shard it (Xu et al., 2020)."""
