@@ -274,7 +274,7 @@ def test_an_update_inside_a_while_loop_says_so() -> None:
         return md.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, update(c[1], x)), (md.tensor(0, ""), w))[1]
 
     compiled = md.compile(loop, "x:4", "batch:x", weight_update="sharded")
-    with pytest.raises(md.LayoutError, match=r"w: its update is inside a while_loop at tests/passes"):
+    with pytest.raises(md.LayoutError, match=r"w: its update is inside a while_loop at tests/updates"):
         compiled.program(md.spec("io:8"), md.spec("batch:8 io:8"))
 
 
