@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..cost.report.layout_edits import LayoutEdit, reason_of
+from ..cost.report.layout_edits import edits_text
 from ..cost.report.tables import table
 from ..errors.units import number, seconds, show_bytes
 from .evaluate import Entry
@@ -28,12 +28,8 @@ def layouts_text(result: SearchResult) -> str:
         parts.append("then\n" + _entries(result.runners_up, best))
     if len(result.front) > 1:
         parts.append("time against memory, of the layouts costed\n" + _entries(result.front, best))
-    legal = [near for near in result.edits if near.report is not None]
-    illegal = [near for near in result.edits if near.report is None]
-    if legal:
-        parts.append("one dim changed\n" + _changes(legal[:NEAR], best) + _more(legal))
-    if illegal:
-        parts.append("illegal with one dim changed\n" + _reasons(illegal[:NEAR]) + _more(illegal))
+    if result.edits:
+        parts.append(edits_text(result.edits, NEAR))
     return "\n\n".join(parts)
 
 
@@ -65,39 +61,12 @@ def _entries(entries: Iterable[Entry], best: Entry) -> str:
     return table(("time", "", "memory", "sent", "mesh", "layout"), rows, ">>>><<")
 
 
-def _changes(edits: Iterable[LayoutEdit], best: Entry) -> str:
-    rows = [
-        (
-            f"{each.dim}: {_axes(each.before)} -> {_axes(each.after)}",
-            _change(entry.seconds, best.seconds),
-            _difference(entry.peak_bytes - best.peak_bytes) + ("" if entry.fits else " !"),
-            _difference(entry.wire_bytes - best.wire_bytes),
-        )
-        for each in edits
-        if (entry := each.report) is not None
-    ]
-    return table(("change", "time", "memory", "sent"), rows, "<>>>")
-
-
-def _reasons(near: Iterable[LayoutEdit]) -> str:
-    rows = [(f"{each.dim}:{','.join(each.after)}", reason_of(each)) for each in near]
-    return table(("change", "why not"), rows, "<<")
-
-
-def _axes(axes: Iterable[str]) -> str:
-    return ",".join(axes) or "whole"
-
-
 def _change(now: float, before: float) -> str:
     return f"{now / before - 1:+.1%}" if before else ""
 
 
 def _difference(n: int) -> str:
     return ("+" if n > 0 else "-" if n < 0 else "") + show_bytes(abs(n))
-
-
-def _more(near: list[LayoutEdit]) -> str:
-    return f"\n  and {len(near) - NEAR} more" if len(near) > NEAR else ""
 
 
 def plan_text(result: SearchResult) -> str:
