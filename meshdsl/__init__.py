@@ -6,6 +6,7 @@ A step goes through these folders, in this order:
 
     trace, ops, control     a function of tensors becomes a graph: tensors, operations, loops and branches, gradients
     params                  models and their parameters
+    jax_functions           md.map and md.local: functions of JAX in a model, and the check of them
     passes                  graph to graph
     lowering                graph, mesh and layout to the program of one device, its collectives; emit and simulate
     updates, overlap        sharded weight updates and overlap of communication, from analysis to rewriting
@@ -16,9 +17,9 @@ A step goes through these folders, in this order:
     search                  the plans of a model and the fastest of them
 
 Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
-equations), backend (the arrays that kernels compute with) and jaxprs (checks of JAX functions). nn, optim, train and
-workload are written in the public names alone; train.checkpoint and train.weights read and write parameters. tools has
-the command line, the pictures, and the readers of compilers' texts.
+equations) and backend (the arrays that kernels compute with). nn, optim, train and workload are written in the public
+names alone; train.checkpoint and train.weights read and write parameters. tools has the command line, the pictures, and
+the readers of compilers' texts.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.creation": ("arange", "full", "linspace", "ones", "zeros"),
     "ops.composed": ("clip", "norm", "tril", "triu"),
     "ops.dtypes": ("cast",),
-    "ops.mapping": ("map",),
     "ops.contraction": ("dot", "einsum"),
     "ops.reductions": ("all", "any", "broadcast", "max", "mean", "min", "prod", "sum", "var"),
     "ops.softmax": ("log_softmax", "logsumexp", "softmax"),
@@ -75,7 +75,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan", "switch",
         "while_loop",
     ),
-    "control.region": ("local",),
+    "jax_functions.local": ("local",),
+    "jax_functions.map": ("map",),
     "params": ("Model", "model", "param", "scope"),
     "control.layers": ("layers",),
     "control.vmap": ("vmap",),

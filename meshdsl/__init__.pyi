@@ -22,7 +22,6 @@ from .control.custom_vjp import custom_vjp as custom_vjp
 from .control.derivatives import jvp as jvp
 from .control.derivatives import vjp as vjp
 from .control.layers import layers as layers
-from .control.region import local as local
 from .control.vmap import vmap as vmap
 from .cost.machine import Machine as Machine
 from .cost.machine import MachineError as MachineError
@@ -40,6 +39,8 @@ from .errors import MeshdslError as MeshdslError
 from .errors import SaveError as SaveError
 from .errors import ShapeError as ShapeError
 from .errors import TraceError as TraceError
+from .jax_functions.local import local as local
+from .jax_functions.map import map as map
 from .layouts import Layout as Layout
 from .layouts import Mesh as Mesh
 from .layouts import Sharding as Sharding
@@ -104,7 +105,6 @@ from .ops.indexing import take as take
 from .ops.joining import concat as concat
 from .ops.joining import stack as stack
 from .ops.joining import unstack as unstack
-from .ops.mapping import map as map
 from .ops.ordering import argsort as argsort
 from .ops.ordering import cumsum as cumsum
 from .ops.ordering import sort as sort

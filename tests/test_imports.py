@@ -23,7 +23,6 @@ RUNS_CELLS = ROOT / "docs" / "_ext" / "notebooks.py"  # executes the code of thi
 # Lowest first. A unit is a module or a subpackage of meshdsl, or a part of one that has a rank of its own
 ORDER = [
     ["errors"],
-    ["jaxprs"],
     ["dims"],
     ["layouts"],
     ["backend"],
@@ -32,6 +31,7 @@ ORDER = [
     ["ops"],
     ["params"],
     ["control"],
+    ["jax_functions"],
     ["passes"],
     ["lowering"],
     ["targets"],
@@ -53,8 +53,15 @@ IN_THE_LANGUAGE = ["nn", "optim", "workload", "train", "tools.demo"]  # units of
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile` and others are public names of the package too: importing those is fine.
 # `errors.boundary` gives errors the user's line; `train`, whose names are not the package's, asks for it itself.
-# `jaxprs` reads JAX's own functions and knows nothing of the language; md.map and md.optim.from_optax share it.
-INTERNAL = {unit.partition(".")[0] for unit in RANK} - {"dims", "compile", "train", "random", "jaxprs", "__init__"}
+# `jax_functions` has the table of JAX's primitives, which md.optim.from_optax reads.
+INTERNAL = {unit.partition(".")[0] for unit in RANK} - {
+    "dims",
+    "compile",
+    "train",
+    "random",
+    "jax_functions",
+    "__init__",
+}
 DEPENDENCIES = {"jax", "numpy", "jaxlib", "ml_dtypes", "scipy"}  # jax itself requires and installs the last three
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from ..jaxprs.call import call_on_blocks
 from . import direct, grouped
 from .attention import Arrays, blockwise
 from .formulas import Numbers, widens, window_count
+from .jaxprs import call_on_blocks
 from .varying import alike
 
 __all__ = ["Jax"]

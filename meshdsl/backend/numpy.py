@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..jaxprs.call import compiled
 from .attention import Arrays, plain
 from .formulas import Numbers, widens, window_count
+from .jaxprs import compiled
 
 __all__ = ["NumPy"]
 

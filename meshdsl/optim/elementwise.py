@@ -1,7 +1,7 @@
 """Runs an elementwise jaxpr with md operations.
 
-Each equation must have only scalars or be elementwise (`meshdsl.jaxprs.ELEMENTWISE`). Broadcast scalars stay scalars
-until the end, so the array shapes of the jaxpr are never applied to a device's shard.
+Each equation must have only scalars or be elementwise (`meshdsl.jax_functions.ELEMENTWISE`). Broadcast scalars stay
+scalars until the end, so the array shapes of the jaxpr are never applied to a device's shard.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 import meshdsl as md
-from meshdsl import jaxprs
+from meshdsl import jax_functions
 
 __all__ = ["check_elementwise", "run"]
 
@@ -29,18 +29,18 @@ Refusal = Callable[[str, str, str], Exception]
 
 def check_elementwise(closed: Any, refusal: Refusal, called_at: Any = None) -> None:
     """Raise `refusal(operation, function, file)` for the first operation of a jaxpr that is not elementwise."""
-    jaxpr, consts = jaxprs.opened(closed)
+    jaxpr, consts = jax_functions.opened(closed)
     for const in consts:
         if np.shape(const):
             raise refusal(f"with a constant array of shape {list(np.shape(const))}", "the transformation", "")
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
-        name, bodies = eqn.primitive.name, jaxprs.inner(eqn)
-        if name in jaxprs.CALLS and bodies:
+        name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
+        if name in jax_functions.CALLS and bodies:
             check_elementwise(bodies[0], refusal, traceback)
             continue
         ins, outs = ([v.aval.shape for v in vs if v.aval.shape] for vs in (eqn.invars, eqn.outvars))
-        kept = name in jaxprs.ELEMENTWISE or name == "broadcast_in_dim"
+        kept = name in jax_functions.ELEMENTWISE or name == "broadcast_in_dim"
         if len(eqn.outvars) != 1 or bodies or eqn.effects or not all(kept and outs == [shape] for shape in ins or outs):
             shapes = ", ".join(str(list(shape)) for shape in ins) or "numbers"
             results = ", ".join(str(list(v.aval.shape)) for v in eqn.outvars)
@@ -71,7 +71,7 @@ def run(
 
 
 def _results(closed: Any, tensors: Sequence[md.Tensor], combined: Callable[[Dims, Dims], Exception]) -> list[md.Tensor]:
-    jaxpr, consts = jaxprs.opened(closed)
+    jaxpr, consts = jax_functions.opened(closed)
     env: dict[Any, md.Tensor] = dict(zip(jaxpr.invars, tensors, strict=True))
     env.update((v, _number(x, v)) for v, x in zip(jaxpr.constvars, consts, strict=True))
 
@@ -79,7 +79,7 @@ def _results(closed: Any, tensors: Sequence[md.Tensor], combined: Callable[[Dims
         return _number(v.val, v) if isinstance(v, Literal) else env[v]
 
     for eqn in jaxpr.eqns:
-        xs, bodies = list(map(read, eqn.invars)), jaxprs.inner(eqn)
+        xs, bodies = list(map(read, eqn.invars)), jax_functions.inner(eqn)
         if bodies:
             env.update(zip(eqn.outvars, _results(bodies[0], xs, combined), strict=True))
             continue

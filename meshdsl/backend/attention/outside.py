@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from ...jaxprs.call import call_on_blocks
+from ..jaxprs import call_on_blocks
 from ..varying import varying_axes
 
 __all__ = ["call_outside"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ...control.jax_function import TESTED, JaxFunction
 from ...dims import Dim, show
 from ...errors import MeshdslError, at
 from ...ir import Eqn, Labels, Type, Var
+from ...jax_functions.function import TESTED, JaxFunction
 from ...layouts.sharding import Axes
 from .choose import Claims, Conflict
 from .legality import report_conflict

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...control.host import FETCH
-from ...control.region import REGIONS
 from ...errors.deadline import check_deadline
 from ...ir import Because, Cause, Eqn, Labels, Linear, Var, walk
+from ...jax_functions.local import REGIONS
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.attention.records import ATTENTION, ATTENTION_GRAD

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...control import KEEP
-from ...control.region import REGIONS
 from ...errors.deadline import check_deadline
 from ...ir import Eqn, Graph, Scan, Var, walk
+from ...jax_functions.local import REGIONS
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
 from ...ops.ragged import RAGGED

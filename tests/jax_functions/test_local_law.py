@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from tests.jaxprs.local_law import draw, law
+from tests.jax_functions.local_law import draw, law
 
 Function = Callable[..., Any]
 FILLED = np.array([0, 2, 9])

@@ -13,31 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
-
-__all__ = [
-    "CALLS",
-    "ELEMENTWISE",
-    "FIRST",
-    "JOINT",
-    "MIX",
-    "PRODUCTS",
-    "SUM",
-    "TABLE",
-    "Equation",
-    "equation",
-    "inner",
-    "opened",
-]
+__all__ = ["ELEMENTWISE", "FIRST", "JOINT", "MIX", "PRODUCTS", "SUM", "TABLE", "Equation", "Shape", "equation"]
 
 MIX, SUM = "mix", "sum"
 Targets = Sequence[int | str]
 Shape = tuple[Any, ...]  # of integers, and symbols in functions of md.map
 
-# Primitives that only call a function.
-CALLS = {
-    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "remat2", "checkpoint",
-}  # fmt: skip
 ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
     "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type",
@@ -75,17 +56,6 @@ def equation(eqn: Any) -> Equation:
     return Equation(
         eqn.params, *([tuple(getattr(v.aval, "shape", ())) for v in vs] for vs in (eqn.invars, eqn.outvars))
     )
-
-
-def inner(eqn: Any) -> list[Any]:
-    """The jaxprs inside an equation of a jaxpr."""
-    parts = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple | list) else (value,))]
-    return [part for part in parts if isinstance(part, ClosedJaxpr | Jaxpr)]
-
-
-def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and its constants; JAX 0.12 has one class for jaxprs with and without."""
-    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def _keep(shape: Shape, mixed: Collection[int] = ()) -> Targets:

@@ -12,10 +12,10 @@ from ..backend import Local
 from ..dims import names, show
 from ..errors import MeshdslError, ShapeError, at, caller, located, raised
 from ..ir import Fuses, Op, Type
-from ..jaxprs import has_own_gradient, mixing
+from ..ops.dtypes import kind
+from ..ops.elementwise import broadcast_shape
 from ..trace import Tensor, as_tensor, bind1
-from .dtypes import kind
-from .elementwise import broadcast_shape
+from .elementwise import has_own_gradient, mixing
 
 __all__ = ["map"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from ..dims import Dim, DimsLike, Shape, pick, show, split_items
 from ..errors import ShapeError
 from ..trace import Tensor, bind, tree
-from .jax_blocks import JAX_BLOCKS
-from .jax_function import JaxFunction, refusal
+from .blocks import JAX_BLOCKS
+from .function import JaxFunction, refusal
 
 __all__ = ["apply"]
 

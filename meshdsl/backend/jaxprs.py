@@ -15,13 +15,27 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.extend.core import Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-from .table import CALLS, inner, opened
+__all__ = ["CALLS", "call_on_blocks", "compiled", "inner", "opened"]
 
-__all__ = ["call_on_blocks", "compiled"]
+# Primitives that only call a function.
+CALLS = {
+    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "remat2", "checkpoint",
+}  # fmt: skip
+
+
+def inner(eqn: Any) -> list[Any]:
+    """The jaxprs inside an equation of a jaxpr."""
+    parts = [x for value in eqn.params.values() for x in (value if isinstance(value, tuple | list) else (value,))]
+    return [part for part in parts if isinstance(part, ClosedJaxpr | Jaxpr)]
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants; JAX 0.12 has one class for jaxprs with and without."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def call_on_blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:

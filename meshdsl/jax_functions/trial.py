@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from .table import inner, opened
+from ..backend.jaxprs import inner, opened
 
 __all__ = ["differs", "outline"]
 

@@ -1,7 +1,8 @@
 """The law of md.local: a JAX function that passes the check gives the same on blocks as on the whole.
 
-`python -m tests.jaxprs.local_law --cases 2000 --seed 1` draws functions, most of them wrong on purpose: they reduce,
-reshape, squeeze, sort or pad along any axis, read sizes, and use sums before they are complete. The last line is JSON.
+`python -m tests.jax_functions.local_law --cases 2000 --seed 1` draws functions, most of them wrong on purpose: they
+reduce, reshape, squeeze, sort or pad along any axis, read sizes, and use sums before they are complete. The last line
+is JSON.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meshdsl.control.jax_function import JaxFunction
 from meshdsl.dims import Dim
 from meshdsl.ir import Type
+from meshdsl.jax_functions.function import JaxFunction
 
 SIZES = {"b": 6, "c": 4, "n": 3, "one": 1}
 BLOCKS = {"b": (6, 3, 2, 1), "c": (4, 2, 1)}  # sizes of a block along dims that may be split

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import meshdsl as md
-from meshdsl.jaxprs import mixing
+from meshdsl.jax_functions import mixing
 
 TAKEN: dict[str, Callable[..., Any]] = {
     **{name: getattr(jax.nn, name) for name in ("celu", "elu", "gelu", "hard_swish", "mish", "relu", "selu", "silu")},
@@ -85,7 +85,7 @@ def test_other_functions_are_refused_by_the_name_of_what_they_do(name: str, size
     with pytest.raises((md.ShapeError, TypeError)) as error:  # TypeError: the function itself cannot, at this size
         md.map(f, md.tensor(np.ones((size, 3), np.float32), "a b"))
     if isinstance(error.value, md.ShapeError):
-        assert "md.map needs an elementwise function" in str(error.value) and "test_primitives.py" in str(error.value)
+        assert "md.map needs an elementwise function" in str(error.value) and "test_elementwise.py" in str(error.value)
 
 
 def test_numbers_have_no_shape_to_read() -> None:

@@ -21,8 +21,9 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from ..backend.jaxprs import CALLS, inner, opened
 from ..errors import Where, users_line
-from .table import CALLS, FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation, inner, opened
+from .table import FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation
 
 __all__ = ["Problem", "check", "line_of"]
 

@@ -151,7 +151,7 @@ def test_functions_that_mix_places_are_refused_by_the_name_of_the_primitive(name
     f, primitive = MIXING[name]
     with pytest.raises(md.ShapeError, match="does not treat blocks like the whole") as error:
         md.local(f, rows(), out="row column", split="row")
-    assert primitive in str(error.value) and "test_dependence.py" in str(error.value), error.value
+    assert primitive in str(error.value) and "test_walk.py" in str(error.value), error.value
     x = rows().array
     try:
         same = all(np.allclose(blocks(f, x, count), f(x)) for count in (3, 4))

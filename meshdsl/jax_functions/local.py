@@ -1,6 +1,6 @@
 """`md.local` runs a function on each device's blocks: inside, a sharded dim has block size, and nothing is sent.
 
-Functions of JAX arrays are in `jax_blocks`; here are functions of md operations.
+Functions of JAX arrays are in `blocks`; here are functions of md operations.
 
 The function returns the device's block of the result. If a dim is sharded in an operand and missing in the result,
 the result is a partial sum over the devices along that dim. The gradient is a local function of the same blocks.
@@ -13,6 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..backend import Local
+from ..control.autodiff import pullback
+from ..control.batching import batched_function
+from ..control.blockwise import run_on
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
@@ -21,11 +24,8 @@ from ..ops.creation import zeros_like
 from ..ops.reductions import broadcast
 from ..ops.reshape import refill, transpose
 from ..trace import Tensor, as_tensor, bind1, trace
-from .autodiff import pullback
-from .batching import batched_function
-from .blockwise import run_on
-from .jax_blocks import JAX_BLOCKS
-from .jax_local import apply
+from .apply import apply
+from .blocks import JAX_BLOCKS
 
 __all__ = ["LOCAL", "REGIONS", "local"]
 

@@ -18,7 +18,8 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
-from .table import CALLS, TABLE, Shape, equation, inner, opened
+from ..backend.jaxprs import CALLS, inner, opened
+from .table import TABLE, Shape, equation
 from .walk import Problem, line_of
 
 __all__ = ["has_own_gradient", "mixing"]

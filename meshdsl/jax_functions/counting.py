@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .table import CALLS, inner, opened
+from ..backend.jaxprs import CALLS, inner, opened
 
 __all__ = ["flops"]
 

@@ -18,11 +18,12 @@ from ..backend import Local
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Labels, Op, Reduce, Type
-from ..jaxprs import flops, has_own_gradient
 from ..ops.dtypes import kind
 from ..ops.reshape import refill
 from ..trace import Tensor, bind
-from .jax_function import JaxFunction, refusal
+from .counting import flops
+from .elementwise import has_own_gradient
+from .function import JaxFunction, refusal
 
 __all__ = ["JAX_BLOCKS"]
 
