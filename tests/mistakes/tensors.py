@@ -26,7 +26,7 @@ class Frame:  # what a data frame looks like from here
 
 
 NESTED: object = X
-for _ in range(5000):
+for _ in range(20_000):
     NESTED = [NESTED]
 
 ROWS = [
