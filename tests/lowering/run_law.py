@@ -24,6 +24,7 @@ import numpy as np
 
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
+from meshdsl.ir import While, walk
 from meshdsl.layouts import Layout, Mesh
 from meshdsl.lowering.partition import partition
 from tests.laws import INDEX, SIZES, Row, rows
@@ -90,7 +91,8 @@ def check(row: Row, dtype: str, layouts: int = 1) -> Iterator[str]:
         found += 1
         step = md.compile(row.call, mesh, dict(rules))
         program = step.program(*types)
-        cost_law(program, step.lower(*types).as_text())
+        if not any(isinstance(eqn.control, While) for eqn, _ in walk(program)):  # its trips are unknown to the program
+            cost_law(program, step.lower(*types).as_text())
         try:
             real = [x.numpy() for x in jax.tree_util.tree_leaves(step(*placed(program, arrays)))]
         except jax.errors.JaxRuntimeError as error:
