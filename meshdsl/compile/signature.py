@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ..backend.typed import is_typed
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError
-from ..ir import Graph, Type, Var
+from ..ir import Graph, Type, Var, walk
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.emit import check_platform, emit, shardings
 from ..targets import Target, target_named, target_of
 from ..targets.attention import with_kernels
-from ..trace import Tensor, spec_of, trace, tree
+from ..trace import Tensor, check_dtypes, spec_of, trace, tree
 from ..trace.platform import TracedFor, tracing_for
 from .pipeline import Options, Stage, State, begin, run
 
@@ -217,6 +217,11 @@ class Stages:
             return array
         return jax.device_put(array, self.shardings[i], may_alias=i not in self.donated)
 
+    @cached_property
+    def dtypes(self) -> list[np.dtype]:
+        """The dtypes of arguments and results, each once."""
+        return list(dict.fromkeys(v.dtype for v in (*self.program.ins, *self.program.outs)))
+
     def execute(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Run on arrays in the program's shardings; raises `ShapeError` if a donated one is also another argument."""
         if self.donated and len(set(map(id, arrays))) < len(arrays):
@@ -225,7 +230,19 @@ class Stages:
                 other = first.setdefault(id(array), i)
                 if other != i and not {i, other}.isdisjoint(self.donated):
                     raise self.aliased(other, i)
-        return self.executable(*arrays)
+        check_dtypes(self.dtypes)
+        try:
+            return self.executable(*arrays)
+        except FloatingPointError as error:  # of the options jax_debug_nans and jax_debug_infs
+            dims = dict.fromkeys(d for eqn, _ in walk(self.program) for v in (*eqn.ins, *eqn.outs) for d in v.dims)
+            padded = [repr(d) for d in dims if self.program.extents.is_padded(d)]
+            if padded:
+                error.add_note(
+                    f"meshdsl stores {', '.join(padded)} with padding; operations compute with it and nothing reads it, "
+                    "so the NaN may be there alone\n"
+                    "  choose a layout whose axes divide these sizes, or look for NaN in results: md.any(md.isnan(x))"
+                )
+            raise
 
     def aliased(self, one: int, other: int) -> ShapeError:
         """The error for two arguments that are one array, of which the call overwrites at least one."""

@@ -16,7 +16,7 @@ from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
-from .dtypes import as_dtype, cast
+from .dtypes import as_dtype, cast, check_kind
 from .index_map import replaced
 from .reductions import broadcast, spread
 from .reshape import transpose
@@ -294,6 +294,11 @@ TAKE_ALONG = Op(
 )
 
 
+def _put_along_type(x: Type, i: Type, *, over: Dim, to: Dim) -> Type:
+    check_kind("put_along", x.dtype, "fic")
+    return Type(replaced(x.dims, to, over), x.dtype)
+
+
 def _put_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     axis = c.ins[0].position(to)
     i, inside = _rows(c, c.outs[0], over, c.align(i, c.ins[1], c.ins[0]))
@@ -304,7 +309,7 @@ def _put_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
 
 PUT_ALONG = Op(
     "put_along",
-    type=lambda x, i, *, over, to: Type(replaced(x.dims, to, over), x.dtype),
+    type=_put_along_type,
     kernel=_put_along_kernel,
     vjp=lambda ct, x, i, over, to: (bind1(TAKE_ALONG, ct, i, over=over, to=to), None),
     vmap=lambda *ins, new, over, to: bind1(PUT_ALONG, *spread(ins, new), over=over, to=to),

@@ -1,6 +1,6 @@
 """Tensors and tracing: an operation adds an equation to the running trace, or runs at once on one device."""
 
-from .arguments import KEY_WORD, array_of, dtype_of, key_words, spec, spec_of, tensor
+from .arguments import KEY_WORD, array_of, check_dtypes, dtype_of, key_words, spec, spec_of, tensor
 from .eager import run_kernel
 from .literals import CONSTANT, FULL, number
 from .tensors import Tensor
@@ -20,7 +20,7 @@ from .tracing import (
 )
 
 __all__ = [
-    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "checked_number",
-    "current", "dtype_of", "eval_shape", "evaluate", "flatten", "key_words", "location", "number", "run_kernel", "spec",
-    "spec_of", "tensor", "trace", "tree",
+    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "check_dtypes",
+    "checked_number", "current", "dtype_of", "eval_shape", "evaluate", "flatten", "key_words", "location", "number",
+    "run_kernel", "spec", "spec_of", "tensor", "trace", "tree",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from ..errors import MeshdslError, ShapeError, at, caller, short, shown
 from ..ir import Type
 from .tensors import Tensor
 
-__all__ = ["KEY_WORD", "array_of", "dtype_of", "key_words", "spec", "spec_of", "tensor"]
+__all__ = ["KEY_WORD", "array_of", "check_dtypes", "dtype_of", "key_words", "spec", "spec_of", "tensor"]
 
 KEY_WORD = Dim("key_word", 2)  # of random keys
 
@@ -103,6 +104,16 @@ def _check_width(values: np.ndarray | jax.Array) -> None:
             raise ShapeError(
                 f"{values.min()} to {values.max()} does not fit into {kind.name}, which holds {low} to {high}\n"
                 "  switch 64-bit types on with jax.config.update('jax_enable_x64', True), or use smaller integers"
+            )
+
+
+def check_dtypes(dtypes: Iterable[np.dtype]) -> None:
+    """Raise `ShapeError` for a dtype of 64 bits while JAX runs without them: it would compute in 32, without a word."""
+    for dtype in dtypes:
+        if dtype.itemsize >= 8 and dtype != jax.dtypes.canonicalize_dtype(dtype):
+            raise ShapeError(
+                f"a tensor is {dtype.name}, and JAX runs without 64-bit types now\n"
+                "  use md.cast where they are on, or switch them on with jax.config.update('jax_enable_x64', True)"
             )
 
 

@@ -17,6 +17,7 @@ from ..backend.typed import untyped
 from ..dims import Shape
 from ..errors import ShapeError
 from ..ir import Op, Params, Type, exact
+from .arguments import check_dtypes
 from .tensors import Tensor
 
 __all__ = ["run_eagerly", "run_kernel"]
@@ -32,6 +33,7 @@ def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: An
             f"{op.name} of tensors on different devices: results of functions compiled for different meshes\n"
             "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
         )
+    check_dtypes([x.dtype for x in (*ins, *types)])
     shapes, types = tuple(x.dims for x in ins), tuple(types)
     if not ins and all(math.prod(d.size for d in t.dims) <= SMALL for t in types):
         # NumPy computes what has no operands: a compilation for each number in a user's code costs more

@@ -77,7 +77,10 @@ def check(row: Row, dtype: str, layouts: int = 1) -> Iterator[str]:
     """For each random layout, the text of a difference, "XLA" or ""; nothing if the operation refuses the dtype."""
     try:
         arrays = operands(row, dtype)
-    except (md.ShapeError, ValueError):  # a ValueError of the function of `md.map`
+    except md.ShapeError:
+        return
+    except ValueError:
+        assert row.name == "map" and "complex" in dtype, row  # its function, `jnp.hypot`, takes no complex numbers
         return
     rng, found, types = Draw(f"{row.name} {dtype}"), 0, row.types(SIZES, dtype)
     graph = md.compile(row.call, "", "").graph(*types)

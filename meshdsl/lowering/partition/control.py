@@ -61,7 +61,7 @@ def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use
     zero = [
         v
         for v, g in zip(body.ins, inputs, strict=True)
-        if isinstance(g, Eqn) and g.op is FULL and g.params["value"] == 0
+        if isinstance(g, Eqn) and g.op is FULL and not g.params["value"]
     ]
     pending = {v: g.partial for v, g in zip(body.ins, inputs, strict=True) if isinstance(g, Sharding) and g.partial}
     key = ("demand", body, use, *zero, None, *pending.items())

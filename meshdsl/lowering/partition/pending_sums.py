@@ -82,7 +82,7 @@ class PendingSums:
             value = self._number(eqn)
             if value is not None:
                 self.numbers[eqn.outs[0]] = value
-            if value == 0:
+            if value is not None and not value:
                 self.zero.update(eqn.outs)
 
     def _number(self, eqn: Eqn) -> Any:

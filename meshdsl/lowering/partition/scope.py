@@ -94,7 +94,7 @@ class Scope:
         return (
             v in self.unmaterialized
             and self.unmaterialized[v].op is FULL
-            and self.unmaterialized[v].params["value"] == 0
+            and not self.unmaterialized[v].params["value"]
         )
 
     def should_defer(self, v: Var, eqn: Eqn) -> bool:
