@@ -238,8 +238,8 @@ class Stages:
             padded = [repr(d) for d in dims if self.program.extents.is_padded(d)]
             if padded:
                 error.add_note(
-                    f"meshdsl stores {', '.join(padded)} with padding; operations compute with it and nothing reads it, "
-                    "so the NaN may be there alone\n"
+                    f"meshdsl stores {', '.join(padded)} with padding; operations compute with it, nothing reads "
+                    "it, so the NaN may be there alone\n"
                     "  choose a layout whose axes divide these sizes, or look for NaN in results: md.any(md.isnan(x))"
                 )
             raise

@@ -40,6 +40,6 @@ def test_an_error_of_debug_nans_names_the_padded_dims() -> None:
         assert (share["io:p"](x).numpy() == 0.25).all()
         with pytest.raises(FloatingPointError) as caught:
             share["batch:p"](x)
-        assert "meshdsl stores batch=5 with padding" in caught.value.__notes__[0]
+        assert "meshdsl stores batch=5 with padding" in "".join(caught.value.__notes__)
     finally:
         jax.config.update("jax_debug_nans", False)
