@@ -277,7 +277,8 @@ class Stages:
             values = np.asarray(x, v.dtype)
         pads = [(0, size - real) for size, real in zip(sizes, values.shape, strict=True)]
         values = np.pad(values, pads) if any(high for _, high in pads) else values
-        return jax.make_array_from_callback(sizes, sharding, lambda index: values[index])
+        with jax.transfer_guard("allow"):  # the call asks for the transfer, so it is no accident
+            return jax.make_array_from_callback(sizes, sharding, lambda index: values[index])
 
 
 def _reshard_across_processes(
@@ -328,6 +329,7 @@ def argument_path(function: Callable[..., Any], path: Any) -> str:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    head = named[first.idx] if first.idx < len(named) else str(first.idx)
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    spread = next((f"{p.name}_" for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+    head = named[first.idx] if first.idx < len(named) else f"{spread}{first.idx - len(named)}"
     return "/".join([head, *([_path(rest)] if rest else [])])

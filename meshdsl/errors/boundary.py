@@ -68,7 +68,7 @@ def guarded(value: Any, name: str) -> Any:
 
 
 def _is_guarded(function: Callable[..., Any]) -> bool:
-    return hasattr(function, "__wrapped__")
+    return getattr(function, "is_guarded", False)
 
 
 def _guard_methods(cls: type, name: str) -> None:
@@ -125,6 +125,7 @@ def _wrapped(function: Callable[..., Any], name: str, fields: Iterable[str] = ()
             return _returned(result, name)
         return result
 
+    call.is_guarded = True  # pyright: ignore[reportAttributeAccessIssue] - a mark for `_is_guarded`
     return call
 
 

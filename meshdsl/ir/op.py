@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..dims import Shape, check_shape, show
+from ..errors import TraceError
 from ..layouts import Sharding
 
 __all__ = ["Bounded", "Fuses", "Labels", "Linear", "Op", "Params", "Product", "Reduce", "Type"]
@@ -158,6 +161,13 @@ class Op:
     def __repr__(self) -> str:
         return self.name
 
+    def __deepcopy__(self, memo: Any) -> Op:
+        return self
+
+    def __reduce__(self) -> Any:
+        """For `pickle`: the place of the record, because its rules are functions without names."""
+        return _record, _place_of(self)
+
     def keywords(self, function: Callable[..., Any], available: Params) -> dict[str, Any]:
         """The entries of `available` that `function` has parameters for (all entries if it takes `**`)."""
         names = _parameters(function)
@@ -167,6 +177,28 @@ class Op:
         """The types of the results; raises `ShapeError` if the operands do not fit."""
         outs = self.type(*ins, **params)
         return (outs,) if isinstance(outs, Type) else tuple(outs)
+
+
+def _place_of(op: Op) -> tuple[str, str, Any]:
+    """The module, the name there and, in a table, the key of a record; raises `TraceError` if it was made by a call."""
+    package = f"{__name__.partition('.')[0]}."
+    for module in [value for name, value in sys.modules.items() if name.startswith(package)]:
+        for name, value in vars(module).items():
+            if value is op:
+                return module.__name__, name, None
+            table: dict[Any, Any] = cast(Any, value) if isinstance(value, dict) else {}
+            for key, record in table.items():
+                if record is op:
+                    return module.__name__, name, key
+    raise TraceError(
+        f"a graph with the operation {op.name} cannot be pickled: its rules are functions of this process\n"
+        "  pickle its text, str(program), or the plan, and compile again"
+    )
+
+
+def _record(module: str, name: str, key: Any) -> Op:
+    value = getattr(importlib.import_module(module), name)
+    return value if key is None else value[key]
 
 
 @lru_cache(maxsize=4096)

@@ -61,6 +61,9 @@ def _aligned(function: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any
     return kernel
 
 
+_RECORDS: dict[str, Op] = {}  # of functions with one or two operands, by name
+
+
 def _unary(
     name: str,
     function: Callable[[Any], Callable[..., Any]],
@@ -84,7 +87,7 @@ def _unary(
     def cost(ins: Any, outs: Any) -> float:
         return flops * math.prod(outs[0])
 
-    op = Op(
+    op = _RECORDS[name] = Op(
         name,
         infer,
         _aligned(function),
@@ -191,9 +194,6 @@ stop_gradient = _unary(
     stops_gradient=True,
     bounded=Bounded.BY_OPERANDS,
 )
-
-
-_RECORDS: dict[str, Op] = {}
 
 
 def _binary(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 
-from .optimizers import Optimizer
+from .optimizers import Optimizer, recorded
 from .per_tensor import root_of_squares, squares, wide
 
 __all__ = ["clip_by_global_norm", "global_norm", "with_clipping"]
@@ -56,6 +56,7 @@ def _check_norm(name: str, max_norm: float) -> None:
         raise md.ShapeError(f"md.optim.{name} needs a max_norm above 0, got {max_norm}")
 
 
+@recorded
 def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
     """An optimizer that clips gradients by their global norm before each update; see `clip_by_global_norm`.
 

@@ -18,7 +18,7 @@ import jax
 import meshdsl as md
 
 from .checks import LearningRate, check_update
-from .optimizers import Optimizer, adamw, rate_of, zero, zeros_like
+from .optimizers import Optimizer, adamw, rate_of, recorded, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
 __all__ = ["muon"]
@@ -31,6 +31,7 @@ class Matrix(NamedTuple):
     outputs: tuple[md.Dim, ...]
 
 
+@recorded
 def muon(
     learning_rate: LearningRate,
     beta: float = 0.95,

@@ -20,12 +20,13 @@ import meshdsl as md
 
 from .checks import check_update
 from .elementwise import check_elementwise, run
-from .optimizers import Optimizer, zero
+from .optimizers import Optimizer, recorded, zero
 from .per_tensor import path_of
 
 __all__ = ["from_optax"]
 
 
+@recorded
 def from_optax(transformation: Any) -> Optimizer:
     """An optimizer from an optax `GradientTransformation` whose update is elementwise.
 

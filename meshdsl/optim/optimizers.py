@@ -7,10 +7,12 @@ A learning rate is a number or a schedule: a function of `step`, which is 0 at t
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 
@@ -19,7 +21,10 @@ import meshdsl as md
 from .checks import LearningRate, check_update, checked_decays, checked_rate, is_tensor
 from .per_tensor import Chosen, every, path_of
 
-__all__ = ["Optimizer", "adam", "adamw", "momentum", "sgd"]
+__all__ = ["Optimizer", "adam", "adamw", "momentum", "recorded", "sgd"]
+
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,30 @@ class Optimizer:
     init: Callable[[Any], dict[str, Any]]
     update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
 
+    def __reduce__(self) -> Any:
+        """For `pickle` and copies: the call that made it, or its functions."""
+        return getattr(self, "made", None) or (Optimizer, (inspect.unwrap(self.init), inspect.unwrap(self.update)))
 
+
+def recorded(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
+    """The same function; what it returns can be pickled, because it knows the call that made it.
+
+    >>> import copy
+    >>> import meshdsl as md
+    >>> copy.deepcopy(md.optim.adam(1e-3)).init({"w": md.ones("io:2")})["step"]
+    tensor(int32[], 0)
+    """
+
+    @functools.wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
+        optimizer = make(*args, **kwargs)
+        object.__setattr__(optimizer, "made", (functools.partial(call, *args, **kwargs), ()))
+        return optimizer
+
+    return call
+
+
+@recorded
 def sgd(learning_rate: LearningRate) -> Optimizer:
     """Stochastic gradient descent: p - learning_rate * g.
 
@@ -66,6 +94,7 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
     return Optimizer(init, update)
 
 
+@recorded
 def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = False) -> Optimizer:
     """SGD with momentum (Polyak, 1964): m = g + decay * m; p - learning_rate * m.
 
@@ -97,6 +126,7 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
     return Optimizer(init, update)
 
 
+@recorded
 def adam(learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
     """Adam (Kingma and Ba, 2015, algorithm 1), with bias correction; the first step has size learning_rate.
 
@@ -112,6 +142,7 @@ def adam(learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: f
     return adamw(learning_rate, b1, b2, eps, weight_decay=0.0)
 
 
+@recorded
 def adamw(
     learning_rate: LearningRate,
     b1: float = 0.9,

@@ -13,7 +13,7 @@ import jax
 import meshdsl as md
 
 from .checks import LearningRate, check_update
-from .optimizers import Optimizer, moments, rate_of, subtract, zero, zeros_like
+from .optimizers import Optimizer, moments, rate_of, recorded, subtract, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
 __all__ = ["lamb", "lars"]
@@ -21,6 +21,7 @@ __all__ = ["lamb", "lars"]
 _DENOMINATORS = ("sum_of_norms", "norm_of_sum")
 
 
+@recorded
 def lars(
     learning_rate: LearningRate,
     momentum: float = 0.9,
@@ -83,6 +84,7 @@ def lars(
     return Optimizer(init, update)
 
 
+@recorded
 def lamb(
     learning_rate: LearningRate,
     b1: float = 0.9,

@@ -10,12 +10,13 @@ import jax
 import meshdsl as md
 
 from .checks import check_update
-from .optimizers import Optimizer, zero
+from .optimizers import Optimizer, recorded, zero
 from .per_tensor import Chosen, path_of
 
 __all__ = ["with_accumulation", "with_average", "with_frozen"]
 
 
+@recorded
 def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
     """An optimizer that leaves the parameters unchanged for which `frozen(path)` is true.
 
@@ -47,6 +48,7 @@ def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
     return Optimizer(init, update)
 
 
+@recorded
 def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
     """An optimizer whose state has `average`, the exponential moving average of the parameters, for evaluation.
 
@@ -80,6 +82,7 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
     return Optimizer(init, update)
 
 
+@recorded
 def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
     """An optimizer that updates once every `steps` calls, with the mean of their gradients (optax's `MultiSteps`).
 

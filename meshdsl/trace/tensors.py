@@ -200,6 +200,14 @@ class Tensor:
         """For `pickle`: the values without sharding; a tensor on the default device is made of them."""
         return _unpickled, (self.numpy(), self.dims)
 
+    if not TYPE_CHECKING:  # for type checkers, there are no other attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            function = f"; write md.{name}(x)" if name in sys.modules[__name__.partition(".")[0]].__all__ else ""
+            raise AttributeError(f"a tensor has no method or field {name!r}{function}")
+
     def block_until_ready(self) -> Tensor:
         """Wait until the value is computed and return the tensor; `jax.block_until_ready` calls this method."""
         jax.block_until_ready(self._array)
