@@ -33,6 +33,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "lamb": lambda: md.optim.lamb(0.05),
     "adafactor": lambda: md.optim.adafactor(0.05, min_dim_to_factor=2),
     "muon": lambda: md.optim.muon(0.05),
+    "accumulated": lambda: md.optim.with_accumulation(md.optim.adam(1e-2), 2),
 }
 MESHES = ("x:8", "x:2 y:4", "x:4 y:2", "x:3 y:2", "x:2 y:2 z:2", "x:5", "x:7")
 SIZES = {"batch": 16, "io": 5, "hidden": 12, "next": 12, "layer": 3, "three": 3}

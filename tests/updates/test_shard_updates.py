@@ -108,9 +108,10 @@ def test_the_cast_comes_before_the_gather_and_sums_are_scattered_in_loops() -> N
     assert not [r for r in records if r.kind == "all_reduce" and "x" in r.axes and r.bytes > 8]
 
 
-def test_weights_that_nothing_divides_are_scattered_too() -> None:
-    _, compiled = run(OPTIMIZERS["adam"](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=1)
-    records = compiled.program(*example("adam")).collectives
+@pytest.mark.parametrize("name", ["adam", "accumulated"])
+def test_weights_that_nothing_divides_are_scattered_too(name: str) -> None:
+    _, compiled = run(OPTIMIZERS[name](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=0)
+    records = compiled.program(*example(name)).collectives
     found = Counter(r.kind for r in records if "x" in r.axes)
     assert (found["reduce_scatter"], found["all_gather"]) == (5, 5)
     assert all(r.op.name != "all_reduce" or r.bytes <= 40 for r in records if "x" in r.axes)  # numbers, packed
