@@ -25,7 +25,7 @@ from .counting import flops
 from .elementwise import has_own_gradient
 from .function import JaxFunction, refusal
 
-__all__ = ["JAX_BLOCKS"]
+__all__ = ["JAX_BLOCKS", "types_of", "without_padding"]
 
 
 def _sized(types: Sequence[Type]) -> Mapping[str, int]:
@@ -49,18 +49,27 @@ def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> t
     return tuple(Type(shape, aval.dtype) for aval, shape in zip(avals, results, strict=True))
 
 
-def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> list[Any]:
-    sizes = [tuple(n if cut else d.size for d, n, cut in zip(b.dims, b.sizes, b.axes, strict=True)) for b in c.ins]
-    xs = tuple(x[tuple(slice(0, n) for n in own)] for x, own in zip(xs, sizes, strict=True))  # without padding
-    types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(b.dims, own, strict=True)), x.dtype)
-        for b, own, x in zip(c.ins, sizes, xs, strict=True)
+def types_of(shapes: Sequence[Shape], sizes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> list[Type]:
+    """The types of blocks of these sizes, without padding."""
+    return [
+        Type(tuple(Dim(d.name, min(n, d.size)) for d, n in zip(shape, own, strict=True)), dtype)
+        for shape, own, dtype in zip(shapes, sizes, dtypes, strict=True)
     ]
+
+
+def without_padding(c: Local, xs: Sequence[Any]) -> tuple[list[Any], list[Type]]:
+    """Blocks of operands as a function sees them, and their types: an unsharded dim may be stored with padding."""
+    types = types_of([b.dims for b in c.ins], [b.sizes for b in c.ins], [x.dtype for x in xs])
+    return [x[tuple(slice(0, d.size) for d in t.dims)] for x, t in zip(xs, types, strict=True)], types
+
+
+def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> list[Any]:
+    blocks, types = without_padding(c, xs)
     summed = [
         axis for b in c.ins for d, axes in zip(b.dims, b.axes, strict=True) if d.name in f.contract for axis in axes
     ]
     varying = tuple(tuple(dict.fromkeys([*(axis for axes in b.axes for axis in axes), *summed])) for b in c.outs)
-    ys = c.xp.blocks(f.traced(types), xs, varying)
+    ys = c.xp.blocks(f.traced(types), blocks, varying)
     return [refill(c, y, block) for y, block in zip(ys, c.outs, strict=True)]
 
 
@@ -74,10 +83,7 @@ def _rule(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> L
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[Any], f: JaxFunction, **_: Any) -> float:
-    types = [
-        Type(tuple(Dim(d.name, min(n, d.size)) for d, n in zip(shape, own, strict=True)), dtype)
-        for shape, own, dtype in zip(shapes, ins, dtypes, strict=True)
-    ]  # f reads no padding
+    types = types_of(shapes, ins, dtypes)
     if f.cost is None:
         return flops(f.traced(types))
     whole, own = _sized(f.operands), _sized(types)

@@ -49,14 +49,5 @@ def flops(jaxpr: Any) -> float:
 
 
 _FREE_OF_COST = {
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "slice",
-    "copy",
-    "copy_p",
-    "stop_gradient",
-    "get",
-    "swap",
-}
+    "broadcast_in_dim", "copy", "copy_p", "get", "reshape", "slice", "squeeze", "stop_gradient", "swap", "transpose",
+}  # fmt: skip

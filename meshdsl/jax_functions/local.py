@@ -25,7 +25,7 @@ from ..ops.reductions import broadcast
 from ..ops.reshape import refill, transpose
 from ..trace import Tensor, as_tensor, bind1, trace
 from .apply import apply
-from .blocks import JAX_BLOCKS
+from .blocks import JAX_BLOCKS, types_of, without_padding
 
 __all__ = ["LOCAL", "REGIONS", "local"]
 
@@ -62,16 +62,9 @@ def _type(
 
 
 def _kernel(
-    c: Local, *xs: Any, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
+    c: Local, *ins: Any, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
 ) -> Any:
-    sizes = [
-        [n if cut else d.size for d, n, cut in zip(b.dims, b.sizes, b.axes, strict=True)] for b in c.ins
-    ]  # an unsharded dim may be stored with padding
-    types = [
-        Type(tuple(Dim(d.name, n) for d, n in zip(b.dims, local_sizes, strict=True)), x.dtype)
-        for b, local_sizes, x in zip(c.ins, sizes, xs, strict=True)
-    ]
-    xs = tuple(x[tuple(slice(0, n) for n in local_sizes)] for x, local_sizes in zip(xs, sizes, strict=True))
+    xs, types = without_padding(c, ins)
     (y,) = run_on(c.xp, _traced(f, types), xs)
     return refill(c, y, c.outs[0])
 
@@ -110,11 +103,8 @@ def _rule(
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
-    types = [
-        Type(tuple(Dim(d.name, min(n, d.size)) for d, n in zip(shape, local_sizes, strict=True)), dtype)
-        for shape, local_sizes, dtype in zip(shapes, ins, dtypes, strict=True)
-    ]  # f reads no padding
-    return sum(operations(eqn, lambda v: tuple(d.size for d in v.dims)) for eqn in _traced(f, types).eqns)
+    graph = _traced(f, types_of(shapes, ins, dtypes))
+    return sum(operations(eqn, lambda v: tuple(d.size for d in v.dims)) for eqn in graph.eqns)
 
 
 def _vmap(*ins: Tensor, new: Dim, f: Function, results: tuple[Shape, ...], **params: Any) -> Tensor:
