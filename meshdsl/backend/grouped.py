@@ -1,8 +1,7 @@
 """Grouped products in JAX: each row of x times the matrix that its group selects, without a copy of a matrix per row.
 
 Rows are sorted by group. A loop visits each pair of a block of rows and a group in it, of which there are at most
-blocks + groups - 1. On TPUs `jax.lax.ragged_dot` is a kernel that multiplies each run of equal groups by its matrix;
-elsewhere, and for outer products also on TPUs, XLA would multiply all rows by all matrices.
+blocks + groups - 1. For `jax.lax.ragged_dot`, XLA would multiply all rows by all matrices, unless it has a kernel.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,7 +10,6 @@ elsewhere, and for outer products also on TPUs, XLA would multiply all rows by a
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,14 +23,16 @@ __all__ = ["grouped_dot", "grouped_outer"]
 BLOCKS = (128, 1024)  # the smallest and the largest number of rows; outer products read and write a matrix for each
 
 
-def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
-    """Row r of x [rows, k] times w [groups, k, n][group[r]], in `dtype`; 0 for a group out of range."""
+def grouped_dot(x: Any, w: Any, group: Any, dtype: Any, product: Callable[..., Any] | None = None) -> Any:
+    """Row r of x [rows, k] times w [groups, k, n][group[r]], in `dtype`; 0 for a group out of range.
+
+    `product` multiplies the sorted rows, as `dot_blocks` does.
+    """
     x, w, group = alike((x, w, group))
     if not (x.size and w.size):
         return _zeros((x.shape[0], w.shape[2]), dtype, x)
     order = jnp.argsort(group)
-    ragged, blocks = (partial(form, dtype=dtype) for form in (dot_ragged, dot_blocks))
-    results = lax.platform_dependent(x[order], w, _sizes(group, w.shape[0]), tpu=ragged, default=blocks)
+    results = (product or dot_blocks)(x[order], w, _sizes(group, w.shape[0]), dtype)
     return results[jnp.argsort(order)]
 
 
@@ -45,14 +45,8 @@ def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any) -> Any:
     return outer_blocks(x[order], y[order], _sizes(group, groups), dtype)
 
 
-def dot_ragged(x: Any, w: Any, sizes: Any, dtype: Any) -> Any:
-    """Sorted rows times the matrices of their groups, by JAX's operation; 0 for the rows after all groups."""
-    product = lax.ragged_dot(x, w, sizes, preferred_element_type=dtype)
-    return jnp.where(np.arange(x.shape[0], dtype=np.int32)[:, None] < sizes.sum(), product, 0)
-
-
 def dot_blocks(x: Any, w: Any, sizes: Any, dtype: Any) -> Any:
-    """The same as `dot_ragged`, block by block."""
+    """Sorted rows times the matrices of their groups, block by block; 0 for the rows after all groups."""
 
     def visit(out: Any, start: Any, g: Any, of_group: Any, rows: Callable[[Any], Any]) -> Any:
         matrix = lax.dynamic_index_in_dim(w, g, keepdims=False)

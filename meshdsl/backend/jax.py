@@ -18,9 +18,7 @@ from .formulas import Numbers, widens, window_count
 from .jaxprs import call_on_blocks
 from .varying import alike
 
-__all__ = ["Jax"]
-
-LANES = 128  # columns of a tile of the TPU's memory
+__all__ = ["Jax", "JaxFunctions"]
 
 
 def _at_least(dtype: Any, *xs: Any) -> Any:
@@ -28,25 +26,7 @@ def _at_least(dtype: Any, *xs: Any) -> Any:
     return dtype if all(widens(x.dtype, dtype) for x in xs) else None
 
 
-def _narrow_first(formula: str, x: Sequence[int], y: Sequence[int]) -> str:
-    """The formula with its operands exchanged if the first is wide and the second narrow; else "".
-
-    It is for products that sum over the leading dims, as gradients of weights do. If the result has at most 128 columns
-    (one tile), the TPU compiler transposes the first operand in memory: that is a copy, so the narrow one comes first.
-    """
-    (left, right), out = formula.partition("->")[0].split(","), formula.partition("->")[2]
-    summed = [n for n in left if n in right and n not in out]
-    if left[:1] != right[:1] or left[:1] not in summed or any(n in left and n in right for n in out):
-        return ""
-    rows, columns = [n for n in out if n in left], [n for n in out if n in right]
-    wide, narrow = (
-        math.prod(dict(zip(names, shape, strict=True))[n] for n in kept)
-        for names, shape, kept in ((left, x, rows), (right, y, columns))
-    )
-    return f"{right},{left}->{''.join(columns + rows)}" if narrow <= LANES < wide else ""
-
-
-class _Jax:
+class JaxFunctions:
     """jax.numpy, plus functions that it lacks."""
 
     erf = staticmethod(lax.erf)
@@ -66,10 +46,6 @@ class _Jax:
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-        narrow = len(xs) == 2 and _narrow_first(formula, xs[0].shape, xs[1].shape)
-        if narrow:
-            y = jnp.einsum(narrow, *reversed(xs), preferred_element_type=_at_least(dtype, *xs))
-            return jnp.einsum(f"{narrow.partition('->')[2]}->{formula.partition('->')[2]}", y)
         return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
 
     grouped_dot = staticmethod(grouped.grouped_dot)
@@ -183,16 +159,14 @@ class _Jax:
         x, first = lax.pad(x, np.asarray(fill, x.dtype), pads), k * dilation
         return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
 
-    @staticmethod
-    def attention(x: Arrays) -> Any:
+    def attention(self, x: Arrays) -> Any:
         """The result of attention, and the logarithm of the sum of exponentials of each query's scores."""
-        return blockwise.forward(Jax, x) if x.kernel.by is None else x.kernel.by.forward(x)
+        return blockwise.forward(self, x) if x.kernel.by is None else x.kernel.by.forward(x)
 
-    @staticmethod
-    def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
+    def attention_grad(self, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
         """The cotangents of queries, keys, values and bias."""
         if x.kernel.by is None:
-            return blockwise.backward(Jax, x, out, lse, ct, lse_ct)
+            return blockwise.backward(self, x, out, lse, ct, lse_ct)
         return x.kernel.by.backward(x, out, lse, ct, lse_ct)
 
     @staticmethod
@@ -206,4 +180,4 @@ class _Jax:
         return jax.jit(f)
 
 
-Jax = _Jax()
+Jax = JaxFunctions()

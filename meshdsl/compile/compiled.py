@@ -58,7 +58,7 @@ def _has_choice(options: Options, graph: Graph) -> bool:
 def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
     """The platform that a function is traced for; None: JAX's default backend."""
     if machine is not None:
-        return machine.platform
+        return machine.target.name
     return mesh.devices[0].platform if mesh.devices else None
 
 

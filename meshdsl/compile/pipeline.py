@@ -7,7 +7,7 @@ every pass, and keeps both for `compiled.history`. To add a pass, write it in it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -29,9 +29,6 @@ from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from ..passes.simplify import simplify
 from ..targets import FUSED, Target, target_named
 from ..targets.attention import with_kernels
-from ..targets.tpu.before_loops import products_before_loops
-from ..targets.tpu.row_barriers import drop_row_barriers
-from ..targets.tpu.stored_rows import read_stored_rows
 from ..updates.groups import RefinedMesh
 from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
@@ -114,10 +111,6 @@ def _target(options: Options) -> Target:
     return target_named(options.platform or (kernel.platform if kernel else "") or jax.default_backend())
 
 
-def _read_stored_rows(program: Program, options: Options) -> Program:
-    return read_stored_rows(program, options.platform or jax.default_backend())
-
-
 def _unroll(program: Program, options: Options) -> Program:
     if not options.unroll:
         return program
@@ -168,11 +161,17 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
-    Pass("drop row barriers", _on_program(lambda program, state, options: drop_row_barriers(program))),
-    Pass("products before loops", _on_program(lambda program, state, options: products_before_loops(program))),
-    Pass("read stored rows", _on_program(lambda program, state, options: _read_stored_rows(program, options))),
-    Pass("order prints", _on_program(lambda program, state, options: order_prints(program))),
 )
+
+LAST = Pass("order prints", _on_program(lambda program, state, options: order_prints(program)))
+
+
+def _passes(options: Options) -> Iterator[Pass]:
+    """`PASSES`, those of the target, and the last one."""
+    yield from PASSES
+    for name, rewrite in _target(options).passes:
+        yield Pass(name, _on_program(lambda program, state, options, rewrite=rewrite: rewrite(program)))
+    yield LAST
 
 
 @dataclass(frozen=True)
@@ -203,14 +202,14 @@ def run(
     options: Options,
     partitioned: Program | None = None,
 ) -> tuple[State, tuple[Stage, ...]]:
-    """The state after all of `PASSES`, and every stage. `partitioned` is the result of partition, if it is known.
+    """The state after all passes, and every stage. `partitioned` is the result of partition, if it is known.
 
     Raises `LayoutError` for an illegal layout and for options without effect, and `InternalError`, naming the pass, if
     a pass returns an invalid graph or program.
     """
     state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh), partitioned)
     stages = list(begun)
-    for compiler_pass in PASSES:
+    for compiler_pass in _passes(options):
         check_deadline()
         state = compiler_pass.run(state, options)
         current: Graph = state.graph if state.program is None else state.program

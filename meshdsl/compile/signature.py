@@ -115,12 +115,13 @@ class Stages:
     @cached_property
     def runnable(self) -> Program:
         """The program; raises `LayoutError` when the mesh's devices cannot run it."""
-        check_platform(self.program, {device.platform for device in self.bound.devices.flat})
+        target = target_of(self.bound.devices.flat)
+        check_platform(self.program, target.emission, target.name)
         return self.program
 
     def emitted(self, mesh: Any, target: Target) -> Callable[..., Any]:
-        """The program as a function of arrays, with the attention kernels of the target that runs it."""
-        return emit(with_kernels(self.program, target), mesh)
+        """The program as a function of arrays, as the target that runs it needs it."""
+        return emit(with_kernels(self.program, target), mesh, target.emission)
 
     @cached_property
     def executable(self) -> Any:

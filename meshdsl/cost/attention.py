@@ -16,7 +16,7 @@ from ..lowering import Program
 from ..lowering.partition.attention import ATTENTION_TURN_GRAD
 from ..ops.attention.blocks import wide_dtype
 from ..ops.attention.records import ATTENTION_GRAD
-from ..targets import target_named
+from ..targets import Target
 from ..targets.attention import case_of, choose, is_attention
 
 __all__ = ["PLAIN", "AttentionWork", "is_attention", "is_scores", "work_of_attention"]
@@ -39,9 +39,9 @@ class AttentionWork:
     flops: float  # of the pairs in blocks that are computed; the ledger's are those of pairs that are seen
     score_bytes: float  # that go through memory, blockwise
 
-    def is_fused(self, platform: str) -> bool:
-        """True if a fused kernel computes it on this platform."""
-        return choose(self.case, self.asked, target_named(platform)).fused
+    def is_fused(self, target: Target) -> bool:
+        """True if a fused kernel computes it on this target."""
+        return choose(self.case, self.asked, target).fused
 
 
 def work_of_attention(program: Program, eqn: Eqn) -> AttentionWork | None:

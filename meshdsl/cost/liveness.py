@@ -1,18 +1,17 @@
 """The lifetime of each value in one device's memory, from the step that computes it to its last reader.
 
 Arguments and results occupy memory during the whole run, because the caller provides both; a result reuses the buffer
-of a donated argument of its type. Values inside a kernel (see `fusion`) occupy none. The model follows three habits of
+of a donated argument of its type. Values inside a kernel (see `fusion`) occupy none. The model follows two habits of
 compilers:
 
 - a step that does not increase the memory in use runs as early as possible;
-- a result overwrites an operand of the same size that its kernel reads for the last time;
-- an all_reduce works in place if nothing else reads its operand.
+- a result overwrites an operand of the same size that its kernel reads for the last time.
 
-Arrays of convolutions are padded to tiles, and an argument is copied into such a layout (see `tiles`).
+What differs between compilers (padded layouts, copies of arguments, all_reduces in place, the order of a loop's body)
+is asked of the target.
 
 A loop keeps its carry and its stacked results from its first step to its last, and the values of one trip while it
-runs: the clock passes through the body once, in the order of `body_order`. Each arm of a conditional has its own
-moments.
+runs: the clock passes through the body once. Each arm of a conditional has its own moments.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ from ..errors.units import show_bytes
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..lowering.collectives import AllReduce
+from ..targets import MemoryRules
 from ..targets.fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
-from ..targets.scores import inside_softmaxes, names, softmaxes
-from ..targets.tpu.body_order import body_order
-from ..targets.tpu.tiles import padding, read_by_convolutions
+from ..targets.scores import names
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
 
@@ -79,13 +77,14 @@ class Lives:
         donated: frozenset[Var],
         categories: Mapping[Var, str],
         stored: Sizes,
+        rules: MemoryRules,
     ):
-        self.program = program
+        self.program, self.rules = program, rules
         self.stored = stored
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
         self.offloaded = host_values(program)
-        self.padding = padding(program)
+        self.padding = rules.padding(program)
         self.in_default_layout = {*program.ins, *program.outs}
         self.first_reads: dict[Var, int] = {}
         self.hold_program(donated, categories)
@@ -119,14 +118,14 @@ class Lives:
             else:
                 copies.append(v)
         results = {source.get(v, v) for v in program.outs}
-        order = self.reordered(steps(program, softmaxes), results | set(program.ins), reused)
+        order = self.reordered(steps(program, self.rules.scores), results | set(program.ins), reused)
         births, deaths = self.hold_graph(program, order, results | set(program.ins))
         end = len(self.moments)
         self.moments.append(("results", NOWHERE, False))
         for v in program.ins:
             self.hold(v, categories.get(v) or _category(v), v.name, NOWHERE, 0, end)
-        for v in read_by_convolutions(program) & set(program.ins):
-            self.in_default_layout.discard(v)  # a convolution reads a copy in its own layout
+        for v in self.rules.copied(program) & set(program.ins):
+            self.in_default_layout.discard(v)  # a kernel reads a copy in its own layout
             self.hold(v, "temporaries", f"copy of {v.name}", NOWHERE, self.first_reads[v], deaths[v])
         producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
         for v in copies:
@@ -219,12 +218,12 @@ class Lives:
         n = loop.carries if isinstance(loop, Scan) else len(body.outs)
         outs = [source.get(v, v) for v in body.outs]
         read = {v for inner in step.body for v in inner.reads}
-        scores = softmaxes(cast(Program, body)).dims
+        scores = self.rules.scores(cast(Program, body)).dims
         rows = {v for v in outs[n:] if v not in read or names(v) in scores}  # written into the stack, and read there
         begin = len(self.moments)
         inputs = {v for sub in step.eqn.graphs().values() for v in sub.ins}
-        placed = inputs | rows | set(outs[:n]) | inside_softmaxes(cast(Program, body))
-        order = body_order(step.eqn, self.reordered(step.body, placed, {}), set(outs[:n]))
+        placed = inputs | rows | set(outs[:n]) | self.rules.inside(cast(Program, body))
+        order = self.rules.body_order(step.eqn, self.reordered(step.body, placed, {}), set(outs[:n]))
         births, deaths = self.hold_graph(body, order, placed)
         end = len(self.moments) - 1
         for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
@@ -241,7 +240,7 @@ class Lives:
         readers = Counter(v for step in order for v in step.reads)
         for step in order:
             candidates: Sequence[Var] = step.overwritable if isinstance(step, Kernel) else ()
-            if isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
+            if self.rules.in_place and isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
                 candidates = [v for v in step.reads if readers[v] == 1]
             for out in step.writes:
                 for v in candidates:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import nearest
+from ..targets import Target, target_for
 from .machine_file import MachineError, read, read_toml
 from .machine_modes import in_modes, split_modes
 from .network import KINDS, Network
@@ -72,9 +73,9 @@ class Machine:
     profile: Profile | None = None  # measured times of kernels, preferred to the figures above
 
     @property
-    def platform(self) -> str:
-        """JAX's name of the devices' kind: "gpu", "tpu" or "cpu"."""
-        return {"GPU": "gpu", "chip": "tpu", "core": "tpu"}.get(self.device, "cpu")
+    def target(self) -> Target:
+        """What is known of the compiler of these devices."""
+        return target_for(self.device)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.title}; {self.network}"

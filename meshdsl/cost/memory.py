@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +18,8 @@ from ..ir import Var
 from ..lowering import Program
 from ..lowering.unroll import unroll
 from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
+from .machine import Machine
+from .machine import machine as machine_named
 
 __all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]
 
@@ -84,8 +87,9 @@ def memory(
     donated: Collection[Var] = (),
     categories: Mapping[Var, str] | None = None,
     stored: Sizes | None = None,
+    machine: Machine | str | os.PathLike[str] = "tpu-v5e",
 ) -> Memory:
-    """Memory that one device uses while it runs a program.
+    """Memory that one device of a machine uses while it runs a program, by the rules of the machine's compiler.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.sum(md.tanh(md.dot(x, w, "io"))), "rows:4", "batch:rows")
@@ -95,11 +99,12 @@ def memory(
 
     `donated`: inputs whose buffers results may reuse. `categories`: category of inputs; by default it follows from the
     path: `params/...`, `state/...`, or an input. `stored`: bytes of an array of a local shape and dtype, for a machine
-    that pads arrays; by default there is no padding.
+    that pads arrays; by default there is no padding. Raises `MachineError` for an unknown machine.
     """
-    program = unroll(program, math.inf, most=1)  # compilers inline loops of one trip
+    target = (machine if isinstance(machine, Machine) else machine_named(machine)).target
+    program = unroll(target.prepare(program), math.inf, most=1)  # compilers inline loops of one trip
     check_deadline()
-    lives = Lives(program, frozenset(donated), categories or {}, stored or _plain)
+    lives = Lives(program, frozenset(donated), categories or {}, stored or _plain, target.memory)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
     for tensor in lives.tensors:
         row = change[CATEGORIES.index(tensor.category)]

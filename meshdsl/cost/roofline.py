@@ -121,7 +121,7 @@ def is_fused(lines: Sequence[Line], machine: Machine) -> bool:
     """True if these lines of one kernel are part of a fused attention kernel."""
     whole = [line.attention for line in lines if line.attention is not None]
     if whole:
-        return all(work.is_fused(machine.platform) for work in whole)
+        return all(work.is_fused(machine.target) for work in whole)
     return machine.attention > 0 and any(line.score_bytes for line in lines)
 
 

@@ -1,7 +1,7 @@
 """Emit a program as one function for `jax.shard_map`: kernels for operations, JAX calls for collectives.
 
-It decides two things: which dims of local size 1 a large kernel leaves out, and when large stacks of a backward loop
-are allocated. `check_vma=True` stays on, so that JAX checks our shardings by its own type system.
+`check_vma=True` stays on, so that JAX checks our shardings by its own type system. `Emission` has what depends on the
+compiler.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,12 +33,26 @@ from .asynchrony import FENCE, Start, emit_fence
 from .program import Program
 from .ragged import RaggedAllToAll
 
-__all__ = ["check_platform", "emit", "partition_spec", "run_equations", "shardings"]
+__all__ = ["PLAIN", "Emission", "check_platform", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
 
-WIDE = 2**22  # elements; a smaller kernel takes about as long with dims of local size 1
-LONG = 2048  # elements of a softmax that the TPU compiler computes in the kernel of the product (2,048 yes, 4,096 no)
+
+def _none(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
+    return frozenset()
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a compiler needs in the functions that it gets. The defaults are for one without known needs."""
+
+    xp: Any = Jax  # the functions of kernels
+    left_out: Callable[[Eqn, Sequence[Block]], Set[Dim]] = _none  # dims of local size 1 that a kernel does not see
+    late_stacks: float = math.inf  # elements from which on stacks of a backward loop are allocated when it starts
+    ragged: bool = True  # JAX has a ragged all_to_all for it
+
+
+PLAIN = Emission()
 
 
 def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
@@ -45,13 +60,15 @@ def partition_spec(shape: Shape, sharding: Sharding) -> PartitionSpec:
     return PartitionSpec(*(sharding.axes(d) or None for d in shape))
 
 
-def emit(program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> Callable[..., Any]:
+def emit(
+    program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, emission: Emission = PLAIN
+) -> Callable[..., Any]:
     """The program as a function of global arrays, in stored sizes, that returns a list of global arrays."""
     in_specs = tuple(partition_spec(v.dims, v.sharding) for v in program.ins)
     out_specs = [partition_spec(v.dims, v.sharding) for v in program.outs]
 
     def device(*xs: Any) -> list[Any]:
-        return run_equations(program, xs)
+        return run_equations(program, xs, emission)
 
     mapped = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
@@ -69,7 +86,10 @@ def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:
 
 
 def run_equations(
-    program: Graph, ins: Sequence[Any], kernels: Mapping[Var, Callable[[Any], Any]] | None = None
+    program: Graph,
+    ins: Sequence[Any],
+    emission: Emission = PLAIN,
+    kernels: Mapping[Var, Callable[[Any], Any]] | None = None,
 ) -> list[Any]:
     """Run a program's equations on arrays (inside `shard_map`, one device's blocks) and return its results.
 
@@ -83,36 +103,36 @@ def run_equations(
         xs = [env[v] for v in eqn.ins]
         # the number identifies an equation of a plan in a compiler's text
         with jax.named_scope(f"eqn{number}") if planned else nullcontext():
-            results = [kernels[eqn.outs[0]](*xs)] if eqn.outs[0] in kernels else _results(program, eqn, xs)
+            results = [kernels[eqn.outs[0]](*xs)] if eqn.outs[0] in kernels else _results(program, eqn, xs, emission)
             env.update(zip(eqn.outs, results, strict=True))
     return [env[v] for v in program.outs]
 
 
-def _results(program: Program, eqn: Eqn, xs: list[Any]) -> Sequence[Any]:
+def _results(program: Program, eqn: Eqn, xs: list[Any], emission: Emission) -> Sequence[Any]:
     if eqn.collective is not None:
         source = eqn.ins[0]
         return [eqn.collective.emit(xs[0], source.dims, source.sharding, program.mesh, *xs[1:])]
     match eqn.control:
         case Scan() as loop:
-            return _scan(program, eqn, loop, xs)
+            return _scan(program, eqn, loop, xs, emission)
         case While() as loop:
-            return _while(loop, xs)
+            return _while(loop, xs, emission)
         case Cond() as branch:
-            return _cond(branch, xs)
+            return _cond(branch, xs, emission)
         case _ if eqn.op is FENCE:
             return emit_fence(eqn, xs, program.mesh)
         case _:
-            return _kernel(program, eqn, xs)
+            return _kernel(program, eqn, xs, emission)
 
 
-def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
+def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any], emission: Emission) -> list[Any]:
     mesh: Mesh = program.mesh
     ins, outs = (tuple(map(program.block, vs)) for vs in (eqn.ins, eqn.outs))
-    left_out = _left_out(eqn, (*ins, *outs))
+    left_out = emission.left_out(eqn, (*ins, *outs))
     if left_out:
         ins, outs = (tuple(_without(one, left_out) for one in blocks) for blocks in (ins, outs))
         xs = [Jax.reshape(x, one.sizes) for x, one in zip(xs, ins, strict=True)]
-    local = Local(Jax, ins, outs, index=lambda axes: lax.axis_index(axes), count=mesh.count)
+    local = Local(emission.xp, ins, outs, index=lambda axes: lax.axis_index(axes), count=mesh.count)
     with jax.named_scope(eqn.op.name):
         results = eqn.operation.kernel(local, *xs, **eqn.params)
     results = list(results) if isinstance(results, tuple | list) else [results]
@@ -121,29 +141,13 @@ def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any]) -> list[Any]:
     return [Jax.reshape(y, program.local_shape(v)) for y, v in zip(results, eqn.outs, strict=True)]
 
 
-def _left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
-    """The dims of local size 1 that a kernel need not see. TPU compilers fuse a large softmax only without them.
-
-    Gradients of weights, and other products without a dim that both operands and the result have, are in no softmax.
-    Of a longer softmax than `LONG` that it recognises, the compiler stores the exponentials (see `targets/scores.py`).
-    """
-    if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
-        return frozenset()
-    if eqn.operation.product and not frozenset.intersection(*(frozenset(one.dims) for one in blocks)):
-        return frozenset()
-    sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
-    if max((n for _, n in sizes), default=1) > LONG:
-        return frozenset()
-    return {dim for dim, n in sizes if n == 1} - {dim for dim, n in sizes if n != 1} - {*eqn.params.get("over", ())}
-
-
 def _without(of: Block, dims: Set[Dim]) -> Block:
     """The block without these dims."""
     kept = [i for i, dim in enumerate(of.dims) if dim not in dims]
     return Block(tuple(of.dims[i] for i in kept), tuple(of.sizes[i] for i in kept), tuple(of.axes[i] for i in kept))
 
 
-def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any]:
+def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: Emission) -> list[Any]:
     """`lax.scan` with its stacks as carries: JAX starts stacks as zeros, which TPUs write before a reverse loop."""
     consts, first, inputs = loop.inputs(xs)
     carries, row_vars = loop.results(loop.body.outs)
@@ -173,7 +177,7 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any
             return lax.dynamic_index_in_dim(filled[i], index, 0, keepdims=False, allow_negative_indices=False)
 
         kernels = {v: functools.partial(write_and_read, i) for v, i in barriers.items()}
-        carry, ys = loop.results(run_equations(loop.body, [*consts, *carry, *rows], kernels))
+        carry, ys = loop.results(run_equations(loop.body, [*consts, *carry, *rows], emission, kernels))
         for i in own:
             if i not in barriers.values():
                 write(i, ys[i])
@@ -182,34 +186,35 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any]) -> list[Any
 
     # the stacked dim may be stored with padding
     rows = [x if x.shape[0] == trips else x[:trips] for x in inputs]
-    unwritten = _unwritten(program, own, trips, first if eqn.backward else ())
+    late = first if eqn.backward and _largest(program, own, trips) >= emission.late_stacks else ()
+    unwritten = _unwritten(program, own, trips, late)
     state = jnp.int32(trips - 1 if loop.reverse else 0), _varying(first, carries), unwritten
     (_, carry, filled), others = lax.scan(step, state, rows, length=trips, reverse=loop.reverse)
     return [*carry, *(_padded(program, v, (filled | others)[i]) for i, v in stacks.items())]
 
 
+def _largest(program: Program, stacks: Mapping[int, Var], trips: int) -> int:
+    """The elements of the largest of these stacks on one device."""
+    return max((trips * math.prod(program.local_shape(v)[1:]) for v in stacks.values()), default=0)
+
+
 def _unwritten(program: Program, stacks: Mapping[int, Var], trips: int, after: Sequence[Any]) -> Mapping[int, Any]:
     """One device's blocks of stacks of `trips` rows before they are written: on TPUs and GPUs, memory as it is.
 
-    They are zero in a program without mesh axes, which may be GSPMD's: that cannot split memory without values.
-
-    The TPU compiler would allocate large ones before the arrays `after` are computed. There they come from a
-    conditional on these arrays, whose branches are the same.
+    They are zero in a program without mesh axes, which may be GSPMD's: that cannot split memory without values. With
+    arrays `after`, the stacks are allocated when these are computed: they come from a conditional on the arrays, whose
+    branches are the same.
     """
     create = lax.empty if program.mesh.axes else jnp.zeros
-    shapes = {i: (trips, *program.local_shape(v)[1:]) for i, v in stacks.items()}
 
     def allocate() -> dict[int, Any]:
+        shapes = {i: (trips, *program.local_shape(v)[1:]) for i, v in stacks.items()}
         return {i: varying(create(shapes[i], v.dtype), v.sharding.varying) for i, v in stacks.items()}
 
     elements = [lax.slice(x, [0] * x.ndim, [1] * x.ndim).reshape(()) for x in after if x.size]
-    if not elements or not program.mesh.axes or max(map(math.prod, shapes.values()), default=0) < WIDE:
+    if not elements or not program.mesh.axes:
         return allocate()
-
-    def allocate_after(*elements: Any) -> dict[int, Any]:
-        return lax.cond(functools.reduce(operator.and_, [x == x for x in elements]), allocate, allocate)
-
-    return lax.platform_dependent(*elements, tpu=allocate_after, default=lambda *_: allocate())
+    return lax.cond(functools.reduce(operator.and_, [x == x for x in elements]), allocate, allocate)
 
 
 def _padded(program: Program, v: Var, stack: Any) -> Any:
@@ -218,18 +223,18 @@ def _padded(program: Program, v: Var, stack: Any) -> Any:
     return jnp.pad(stack, [(0, pad)] + [(0, 0)] * (stack.ndim - 1)) if pad else stack
 
 
-def _while(loop: While, xs: Sequence[Any]) -> list[Any]:
+def _while(loop: While, xs: Sequence[Any], emission: Emission) -> list[Any]:
     consts, first = loop.inputs(xs)
     return lax.while_loop(
-        lambda carry: run_equations(loop.test, [*consts, *carry])[0],
-        lambda carry: _varying(run_equations(loop.body, [*consts, *carry]), loop.body.outs),
+        lambda carry: run_equations(loop.test, [*consts, *carry], emission)[0],
+        lambda carry: _varying(run_equations(loop.body, [*consts, *carry], emission), loop.body.outs),
         _varying(first, loop.body.outs),
     )
 
 
-def _cond(branch: Cond, xs: Sequence[Any]) -> list[Any]:
+def _cond(branch: Cond, xs: Sequence[Any], emission: Emission) -> list[Any]:
     def arm(graph: Graph) -> Callable[..., list[Any]]:
-        return lambda *args: _varying(run_equations(graph, args), graph.outs)
+        return lambda *args: _varying(run_equations(graph, args, emission), graph.outs)
 
     return lax.cond(xs[0], arm(branch.yes), arm(branch.no), *xs[1:])
 
@@ -239,18 +244,17 @@ def _varying(xs: Sequence[Any], vars: Sequence[Var]) -> list[Any]:
     return [varying(x, v.sharding.varying) for x, v in zip(xs, vars, strict=True)]
 
 
-def check_platform(program: Program, platforms: Iterable[str]) -> None:
-    """Raise `LayoutError` if the program has a ragged exchange and the devices are CPUs."""
-    if "cpu" not in platforms:
-        return
-    for eqn, _ in walk(program):
-        if isinstance(eqn.op, RaggedAllToAll):
-            raise at(
-                LayoutError(
-                    f"a program with a ragged exchange cannot run on CPU devices: '{eqn.op}'\n"
-                    "  only the filled slots are sent, by jax.lax.ragged_all_to_all, which no compiler for CPU knows\n"
-                    "  take exchange='padded', or a layout that exchanges nothing; md.simulate, .cost and the TPU's "
-                    "compiler (md.compile_for) take this one"
-                ),
-                eqn.where,
-            )
+def check_platform(program: Program, emission: Emission, platform: str) -> None:
+    """Raise `LayoutError` if the program has a ragged exchange, and JAX has none for devices of this platform."""
+    ragged = (eqn for eqn, _ in walk(program) if isinstance(eqn.op, RaggedAllToAll))
+    eqn = None if emission.ragged else next(ragged, None)
+    if eqn is not None:
+        raise at(
+            LayoutError(
+                f"a program with a ragged exchange cannot run on {platform.upper()} devices: '{eqn.op}'\n"
+                "  only the filled slots are sent, by jax.lax.ragged_all_to_all, which no compiler for them knows\n"
+                "  take exchange='padded', or a layout that exchanges nothing; md.simulate, .cost and md.compile_for "
+                "take this one"
+            ),
+            eqn.where,
+        )

@@ -44,7 +44,7 @@ def plan_overlap(
 
     def judged(name: str, one: Program, time: Timeline | None = None) -> Judged:
         time = timeline(ledger(one), machine, placement) if time is None else time
-        peak = memory(one, donated=donated).peak
+        peak = memory(one, donated=donated, machine=machine).peak
         over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
         return Attempt(name, time.seconds, time.exposed, peak, over), one, time
 
@@ -59,7 +59,7 @@ def plan_overlap(
         )
 
     def fenced(one: Program) -> Program:
-        if machine.platform == "tpu":  # its compiler runs one collective at a time
+        if machine.target.one_in_flight:
             one = one_in_flight(one, machine, placement)
         return fence(one, kernels_with_products(one))
 
@@ -68,7 +68,7 @@ def plan_overlap(
         return timeline(ledger(one), machine, placement).seconds
 
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
-    target = MemoryTarget(lambda one: memory(fenced(one), donated=donated), seconds, near, limit)
+    target = MemoryTarget(lambda one: memory(fenced(one), donated=donated, machine=machine), seconds, near, limit)
     planner = Planner(program, machine, placement, request, target)
     candidates = [
         plain,

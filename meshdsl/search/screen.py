@@ -33,7 +33,6 @@ from ..lowering.partition.memo import IllegalError, Memo, memoisable
 from ..lowering.partition.partition import add_input, assemble, extents_of, lower_graph, preferences, shard_splits
 from ..lowering.partition.scope import Scope, Setting
 from ..lowering.partition.whole_dims import whole_dims
-from ..targets.tpu.before_loops import products_before_loops
 from ..updates.bucket_collectives import bucket_collectives
 from .clock import Clock
 from .floor import floor, kernels
@@ -180,7 +179,7 @@ class Screen:
             least = self._serial(program)
             if least >= enough:
                 return least
-        program = products_before_loops(bucket_collectives(program))
+        program = self.machine.target.prepare(bucket_collectives(program))
         return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
 
     def _serial(self, program: Program) -> float:

@@ -11,10 +11,10 @@ from typing import Any
 
 from .cpu import CPU
 from .gpu import GPU
-from .target import Target
+from .target import MemoryRules, Target
 from .tpu import TPU
 
-__all__ = ["FUSED", "TARGETS", "Target", "target_named", "target_of"]
+__all__ = ["FUSED", "TARGETS", "MemoryRules", "Target", "target_for", "target_named", "target_of"]
 
 TARGETS = (TPU, GPU, CPU)
 FUSED = {kernel.name: kernel for target in TARGETS for kernel in target.kernels}
@@ -27,6 +27,11 @@ def target_named(platform: str) -> Target:
     ('gpu', ())
     """
     return next((target for target in TARGETS if target.name == platform), Target(platform))
+
+
+def target_for(device: str) -> Target:
+    """The target of a machine, by its file's word for one device; one that no target lists is a CPU."""
+    return next((target for target in TARGETS if device in target.devices), CPU)
 
 
 def target_of(devices: Iterable[Any]) -> Target:

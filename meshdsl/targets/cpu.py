@@ -1,9 +1,10 @@
-"""XLA for CPUs."""
+"""XLA for CPUs. Products are calls of a library; an all_reduce writes its result beside its operand."""
 
 from __future__ import annotations
 
-from .target import Target
+from ..lowering.emit import Emission
+from .target import MemoryRules, Target
 
 __all__ = ["CPU"]
 
-CPU = Target("cpu")
+CPU = Target("cpu", emission=Emission(ragged=False), memory=MemoryRules(in_place=False))  # no ragged exchange in JAX

@@ -17,7 +17,7 @@ from ..control import BARRIER
 from ..ir import Cond, Eqn, Fuses, Graph, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
-from .scores import Scores, is_matmul, kind, long_scores, names
+from .scores import Scores, is_matmul, is_product, kind, long_scores, names
 
 __all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "holders", "steps"]
 
@@ -151,7 +151,7 @@ class _Fusion:
         is stored.
         """
         readers = self.readers[v]
-        if not takes_inside(eqn) or len(eqn.outs) > 1 or not readers or not all(takes_inside(r) for r in readers):
+        if not self.fuses(eqn) or len(eqn.outs) > 1 or not readers or not all(map(self.fuses, readers)):
             return
         if self.stored_for_reduction(v):
             return
@@ -170,6 +170,10 @@ class _Fusion:
             chain, roots = self.chain(eqn, v), self.reads(eqn)
         if reader is not None or self.cheap(v, roots) or self.for_products(v, readers):
             self.roots[v], self.chains[v] = roots, chain
+
+    def fuses(self, eqn: Eqn) -> bool:
+        """True if an equation may share a kernel with those that make its operands and with those that read it."""
+        return takes_inside(eqn) and not (self.scores.products_alone and is_product(eqn))
 
     def for_products(self, v: Var, readers: Sequence[Eqn]) -> bool:
         """True for a value, not of scores, that only products read: each computes it again, whatever that reads."""

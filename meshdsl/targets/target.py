@@ -6,11 +6,41 @@ compiler without known habits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..backend.attention import FusedKernel
+from ..ir import Eqn, Var
+from ..lowering.emit import PLAIN, Emission
+from ..lowering.program import Program
+from .fusion import Step
+from .scores import Scores, no_scores
 
-__all__ = ["Target"]
+__all__ = ["MemoryRules", "Target"]
+
+
+def _none(program: Program) -> set[Var]:
+    return set()
+
+
+def _unpadded(program: Program) -> Callable[[Var], float]:
+    return lambda v: 1.0
+
+
+def _in_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> Sequence[Step]:
+    return steps
+
+
+@dataclass(frozen=True)
+class MemoryRules:
+    """The values that a compiler stores, and for how long."""
+
+    scores: Callable[[Program], Scores] = no_scores  # what the fusion model stores
+    inside: Callable[[Program], set[Var]] = _none  # values of a loop's body that it computes inside later kernels
+    copied: Callable[[Program], set[Var]] = _none  # arguments of which its kernels read a copy
+    padding: Callable[[Program], Callable[[Var], float]] = _unpadded  # stored bytes of a value over its own
+    in_place: bool = True  # an all_reduce writes its result over an operand that nothing else reads
+    body_order: Callable[[Eqn, Sequence[Step], set[Var]], Sequence[Step]] = _in_order  # of a loop that carries these
 
 
 @dataclass(frozen=True)
@@ -18,4 +48,15 @@ class Target:
     """One platform, by JAX's name of it."""
 
     name: str
+    devices: tuple[str, ...] = ()  # the words of machine files for one device
+    emission: Emission = PLAIN
+    passes: tuple[tuple[str, Callable[[Program], Program]], ...] = ()  # with their names in `history`
+    memory: MemoryRules = MemoryRules()
+    one_in_flight: bool = False  # its compiler runs one collective at a time
     kernels: tuple[FusedKernel, ...] = ()  # of attention; the first one is chosen where it takes the case
+
+    def prepare(self, program: Program) -> Program:
+        """The program that this compiler gets; itself if it is prepared already."""
+        for _, rewrite in self.passes:
+            program = rewrite(program)
+        return program

@@ -29,7 +29,7 @@ def stablehlo(program: md.Program) -> str:
     for v in program.ins:
         sharding = NamedSharding(mesh, partition_spec(v.dims, v.sharding))
         shapes.append(jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding))
-    function = jax.jit(emit(with_kernels(program, TPU), mesh))
+    function = jax.jit(emit(with_kernels(program, TPU), mesh, TPU.emission))
     return function.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
 
 

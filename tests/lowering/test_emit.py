@@ -11,6 +11,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.emit import emit
+from meshdsl.targets.tpu import TPU
 
 pytestmark = pytest.mark.usefixtures("every_size")
 
@@ -40,7 +41,7 @@ def test_emit_without_dims_of_local_size_1_keeps_the_values(f: Any, layout: str)
     program = md.compile(f, "cols:4", layout).program(*SPECS)
     draw = np.random.default_rng(0)
     arrays = [draw.integers(-3, 4, [d.size for d in spec.dims]).astype(np.float32) for spec in SPECS]
-    results = jax.jit(emit(program, program.mesh.bind()))(*arrays)
+    results = jax.jit(emit(program, program.mesh.bind(), TPU.emission))(*arrays)
     results = results if isinstance(results, tuple | list) else [results]
     simulated = md.simulate(program, *arrays)
     for result, expected in zip(results, simulated, strict=True):
@@ -56,7 +57,7 @@ def test_emitted_softmax_has_no_dims_of_local_size_1(layout: str, rank: int) -> 
 
 
 def test_emitted_products_outside_a_softmax_keep_dims_of_local_size_1() -> None:
-    """The TPU compiler copies a larger operand otherwise (`backend/jax.py`)."""
+    """The TPU compiler copies a larger operand otherwise (`targets/tpu/emission.py`)."""
     x, ct = md.spec("batch:2 length:8 model:16"), md.spec("batch:2 length:8 heads:4 head:8")
     step = md.compile(lambda x, ct: md.einsum(x, ct, out="model heads head"), "cols:4", "heads:cols")
     (shape,) = re.findall(r"dot_general .*-> tensor<([\dx]+)xf32>", step.lower(x, ct).as_text())

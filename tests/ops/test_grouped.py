@@ -14,6 +14,7 @@ import pytest
 import meshdsl as md
 from meshdsl import backend
 from meshdsl.backend import grouped
+from meshdsl.targets.tpu.emission import dot_ragged
 
 SIZES = {  # of groups; the rows after them belong to none
     "even": [128, 128, 128],
@@ -40,7 +41,7 @@ def test_grouped_products_by_blocks_and_by_ragged_dot_are_those_of_numpy(name: s
     sizes = np.asarray(SIZES[name], np.int32)
     dot = backend.NumPy.grouped_dot(x, w, group, x.dtype)
     outer = backend.NumPy.grouped_outer(x, y, group, len(sizes), x.dtype)
-    for form in (grouped.dot_blocks, grouped.dot_ragged):
+    for form in (grouped.dot_blocks, dot_ragged):
         np.testing.assert_allclose(form(x, w, sizes, x.dtype), dot, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(grouped.outer_blocks(x, y, sizes, x.dtype), outer, rtol=1e-12, atol=1e-12)
     shuffled = np.random.default_rng(1).permutation(len(group))

@@ -227,7 +227,7 @@ def test_cost_is_that_of_the_kernel_of_the_machine() -> None:
         assert 1.5 * seconds(machine) < seconds(machine, attention_kernel="blockwise"), machine
     program = md.compile(attend(causal=True), "rows:2", "heads:rows").program(long, long, long)
     works = [line.attention for line in ledger(program).lines if line.attention]
-    assert [work.is_fused("tpu") for work in works] == [True, True] and not works[0].is_fused("cpu")
+    assert [work.is_fused(TPU) for work in works] == [True, True] and not works[0].is_fused(CPU)
     seen = 4096 * 4097 / 2
     for line, work in zip([x for x in ledger(program).lines if x.attention], works, strict=True):
         assert work.flops / line.flops == pytest.approx(36 * 512**2 / seen)  # 8 + 7 + ... + 1 pairs of blocks

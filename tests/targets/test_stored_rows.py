@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.emit import emit, run_equations
 from meshdsl.lowering.program import Program
+from meshdsl.targets.tpu.emission import EMISSION
 from meshdsl.targets.tpu.stored_rows import read_stored_rows
 from tests.lowering.programs import same_bits
 
@@ -80,20 +82,19 @@ def barriers(program: Program) -> int:
 )
 def test_rows_that_would_be_computed_twice_are_read_back(f: Any, count: int) -> None:
     program = program_of(f)
-    after = read_stored_rows(program, "tpu", large=0)
+    after = read_stored_rows(program, large=0)
     assert (barriers(program), barriers(after)) == (0, count)
     assert (after is program) is (count == 0)
-    assert read_stored_rows(program, "gpu", large=0) is program
     row = 4 // 2 * 8 * 4  # bytes on one device
-    assert barriers(read_stored_rows(program, "tpu", large=row)) == count
-    assert read_stored_rows(program, "tpu", large=row + 1) is program
+    assert barriers(read_stored_rows(program, large=row)) == count
+    assert read_stored_rows(program, large=row + 1) is program
 
 
 @pytest.mark.parametrize("f", [attention_like, gradient, offloaded])
 @pytest.mark.parametrize("mesh", ["", "rows:2", "rows:3"])
 def test_rows_read_back_keep_the_bits(f: Any, mesh: str) -> None:
     program = program_of(f, mesh)
-    after = read_stored_rows(program, "tpu", large=0)
+    after = read_stored_rows(program, large=0)
     draw = np.random.default_rng(0)
     arrays = [draw.normal(size=[d.size for d in spec.dims]).astype(np.float32) for spec in SPECS]
     assert same_bits(md.simulate(after, *arrays), md.simulate(program, *arrays))
@@ -108,7 +109,7 @@ def test_stored_rows_are_read_behind_a_barrier_on_their_index() -> None:
     program = program_of(attention_like)
     texts = [
         jax.jit(emit(one, one.mesh.abstract())).trace(*_shapes(one)).lower(lowering_platforms=("tpu",)).as_text()
-        for one in (program, read_stored_rows(program, "tpu", large=0))
+        for one in (program, read_stored_rows(program, large=0))
     ]
     assert [text.count("stablehlo.optimization_barrier") for text in texts] == [0, 1]
     assert "optimization_barrier %" in texts[1] and ": tensor<i32>" in texts[1].split("optimization_barrier")[1]
@@ -118,25 +119,24 @@ def test_stored_rows_are_read_behind_a_barrier_on_their_index() -> None:
 def test_stacks_on_a_mesh_begin_without_values_on_tpus(mesh: str, count: int) -> None:
     """Two residuals and the gradient; without mesh axes they are zeros, which GSPMD can split."""
     program = program_of(gradient, mesh)
-    function = emit(program, program.mesh.abstract()) if mesh else lambda *xs: run_equations(program, xs)
+    function = emit(program, program.mesh.abstract()) if mesh else lambda *xs: run_equations(program, xs, EMISSION)
     lowered = jax.jit(function).trace(*_shapes(program))
     texts = [lowered.lower(lowering_platforms=(platform,)).as_text() for platform in ("tpu", "cpu")]
     assert [text.count("@AllocateBuffer") for text in texts] == [count, 0]
 
 
-def test_large_stacks_of_a_backward_loop_are_allocated_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On TPUs, a conditional on the carry allocates them in two equal branches. A forward loop has none."""
+def test_large_stacks_of_a_backward_loop_are_allocated_when_it_starts() -> None:
+    """A conditional on the carry allocates them in two equal branches. A forward loop has none."""
     program = program_of(gradient, "rows:2")
     x, w = np.arange(32, dtype=np.float32) / 16, np.arange(192, dtype=np.float32) / 64
     arrays = x.reshape(4, 8), w.reshape(3, 8, 8)
-    lowered, results = [], []
+    texts, results = [], []
     for elements in (2**22, 0):
-        monkeypatch.setattr("meshdsl.lowering.emit.WIDE", elements)
-        trace = jax.jit(emit(program, program.mesh.abstract())).trace(*_shapes(program))
-        lowered += [trace.lower(lowering_platforms=(platform,)).as_text() for platform in ("tpu", "cuda")]
-        results.append([np.asarray(y) for y in jax.jit(emit(program, program.mesh.bind()))(*arrays)])
-    counts = [text.count("@AllocateBuffer") for text in lowered]
-    assert counts == [3, 3, 4, 3], "the gradient in each branch, on TPUs only"
+        emission = dataclasses.replace(EMISSION, late_stacks=elements)
+        trace = jax.jit(emit(program, program.mesh.abstract(), emission)).trace(*_shapes(program))
+        texts.append(trace.lower(lowering_platforms=("tpu",)).as_text())
+        results.append([np.asarray(y) for y in jax.jit(emit(program, program.mesh.bind(), emission))(*arrays)])
+    assert [text.count("@AllocateBuffer") for text in texts] == [3, 4], "the gradient in each branch"
     assert same_bits(*results)
 
 

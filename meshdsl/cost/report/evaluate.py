@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from ...ir import Var
 from ...layouts import Layout, Mesh
 from ...lowering import Program
-from ...targets.tpu.stored_rows import read_stored_rows
 from ..ledger import ledger
 from ..machine import Machine
 from ..machine import machine as machine_named
@@ -35,21 +34,21 @@ def cost(
 ) -> Report:
     """Compute the cost of a program on a machine, without devices and without arrays.
 
-    It is the program that the machine's platform runs: on TPUs, large rows of loops are read from their stacks.
+    It is the program that the machine's compiler gets (`Target.passes`).
     `donated` are inputs whose buffers results may reuse. `limit` is the memory of one device in bytes (default: the
     machine's). `mesh` is the requested mesh, if it differs from the program's. Raises `LayoutError` if the mesh is
     larger than the machine, `MachineError` for an unknown machine.
     """
     machine = machine if isinstance(machine, Machine) else machine_named(machine)
     mesh = program.mesh if mesh is None else mesh
-    program = read_stored_rows(program, machine.platform)
+    program = machine.target.prepare(program)
     costs = ledger(program)
     return Report(
         title=title,
         layout=layout,
         machine=machine,
         ledger=costs,
-        memory=memory(program, donated=donated, categories=categories),
+        memory=memory(program, donated=donated, categories=categories, machine=machine),
         timeline=timeline(costs, machine, placement),
         limit=machine.hbm if limit is None else limit,
         mesh=mesh,

@@ -92,7 +92,7 @@ def _notes(report: Report) -> list[str]:
     profile = report.machine.profile
     if profile is not None:
         notes += [str(profile), str(report.coverage)]
-        if profile.platform != report.machine.platform:
+        if profile.platform != report.machine.target.name:
             notes.append(f"the profile is of {profile.platform} devices, and {report.machine.name} has others")
     return notes
 

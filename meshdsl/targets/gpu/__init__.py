@@ -1,4 +1,11 @@
-"""XLA for GPUs."""
+"""XLA for GPUs.
+
+A product is a call of cuBLAS, and a convolution one of cuDNN (openxla.org/xla/gpu_architecture): operands are read from
+memory, and results are written there. Arrays have no tiles: an array takes the bytes of its elements. NCCL sums in
+place, so an all_reduce writes over an operand that nothing else reads (xla/service/gpu/buffer_sharing.cc). Every
+collective has a start and a done, and any number may be in flight; its operand and its result stay allocated between
+the two. The workspace of the libraries is not counted.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +14,4 @@ from .cudnn import CUDNN
 
 __all__ = ["GPU"]
 
-GPU = Target("gpu", kernels=(CUDNN,))
+GPU = Target("gpu", devices=("GPU",), kernels=(CUDNN,))

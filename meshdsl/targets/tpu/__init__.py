@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from ..target import Target
+from ..target import MemoryRules, Target
+from .before_loops import products_before_loops
+from .body_order import body_order
+from .emission import EMISSION
 from .pallas import INTERPRETED, PALLAS
+from .row_barriers import drop_row_barriers
+from .softmaxes import inside_softmaxes, softmaxes
+from .stored_rows import read_stored_rows
+from .tiles import padding, read_by_convolutions
 
 __all__ = ["TPU"]
 
-TPU = Target("tpu", kernels=(PALLAS, INTERPRETED))
+TPU = Target(
+    "tpu",
+    devices=("chip", "core"),
+    emission=EMISSION,
+    passes=(
+        ("drop row barriers", drop_row_barriers),
+        ("products before loops", products_before_loops),
+        ("read stored rows", read_stored_rows),
+    ),
+    memory=MemoryRules(softmaxes, inside_softmaxes, read_by_convolutions, padding, body_order=body_order),
+    one_in_flight=True,
+    kernels=(PALLAS, INTERPRETED),
+)

@@ -32,7 +32,6 @@ from ...lowering.asynchrony import Start
 from ...lowering.emit import emit, partition_spec
 from ...targets.attention import with_kernels
 from ...targets.tpu import TPU
-from ...targets.tpu.stored_rows import read_stored_rows
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
 from .hlo import estimated_cycles, performed
@@ -58,8 +57,8 @@ def available() -> str:
 
 
 def tpu_program(program: Program) -> Program:
-    """The program as TPUs run it: with their kernels for attention, and large rows of loops read from their stacks."""
-    return read_stored_rows(with_kernels(program, TPU), "tpu")
+    """The program as TPUs run it, with their kernels for attention."""
+    return TPU.prepare(with_kernels(program, TPU))
 
 
 def compile_for(
@@ -174,7 +173,7 @@ def _exported(program: Program) -> bytearray:
     ]
     # no compatibility guarantee needed: the same JAX version reads it at once
     unchecked = [jax.export.DisabledSafetyCheck.custom_call("ragged_all_to_all")]
-    function = jax.jit(emit(program, mesh), out_shardings=outs)
+    function = jax.jit(emit(program, mesh, TPU.emission), out_shardings=outs)
     return jax.export.export(function, platforms=["tpu"], disabled_checks=unchecked)(*shapes).serialize()
 
 

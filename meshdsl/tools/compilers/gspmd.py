@@ -9,6 +9,7 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from ...lowering.emit import run_equations, shardings
 from ...lowering.partition import partition
+from ...targets import target_of
 
 __all__ = ["gspmd"]
 
@@ -17,8 +18,9 @@ def gspmd(graph: Graph, program: Program) -> jax.stages.Compiled:
     """`jax.jit` of the unsplit graph's kernels, with our program's shardings of inputs and results."""
     whole = partition(graph, Mesh(""), Layout(""))
     mesh = program.mesh.bind()
+    emission = target_of(mesh.devices.flat).emission
     function = jax.jit(
-        lambda *xs: run_equations(whole, xs),
+        lambda *xs: run_equations(whole, xs, emission),
         in_shardings=shardings(program.ins, mesh),
         out_shardings=shardings(program.outs, mesh),
     )

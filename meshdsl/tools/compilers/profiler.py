@@ -30,6 +30,7 @@ from ...cost.profile import Form, Point, Profile
 from ...ir import Eqn, Fuses, Var, walk
 from ...lowering.emit import run_equations
 from ...lowering.program import Program
+from ...targets import target_of
 from ...targets.fusion import Kernel
 from ...targets.scores import kind
 from .bench import BenchPlan, per_trip
@@ -98,7 +99,7 @@ def _runnable(kernel: Kernel, program: Program) -> tuple[Program, tuple[Var, ...
 def _loop(program: Program, reads: Sequence[Var], rounds: int) -> Callable[[int], float]:
     """A function from the number of runs of a program to their seconds, the median of several rounds."""
     on_cpu = jax.devices()[0].platform == "cpu"
-    axes = program.mesh.axes
+    axes, emission = program.mesh.axes, target_of(jax.devices()).emission
     sizes = tuple(axes.values()) if on_cpu else (1,) * len(axes)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh, everywhere = jax.sharding.Mesh(devices, tuple(axes)), PartitionSpec()
@@ -107,7 +108,7 @@ def _loop(program: Program, reads: Sequence[Var], rounds: int) -> Callable[[int]
         def trip(_: Any, carry: Any) -> Any:
             # a trip's operands depend on the results before it, so that no compiler runs it once for all trips
             xs, _ = lax.optimization_barrier(carry)
-            return xs, tuple(run_equations(program, xs))
+            return xs, tuple(run_equations(program, xs, emission))
 
         outs = tuple(jnp.zeros(program.local_shape(v), v.dtype) for v in program.outs)
         return lax.fori_loop(0, trips, trip, (tuple(xs), outs))[1]
