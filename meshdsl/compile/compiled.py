@@ -26,6 +26,7 @@ from ..lowering import Program
 from ..overlap.values import OverlapPlan
 from ..targets.attention import is_attention
 from ..trace import Tensor, flatten, tree
+from ..trace.tensors import concrete
 from ..updates.weight_update import UpdateTable
 from .arguments import bind
 from .inside_jax import array_function, traced_by_jax
@@ -195,7 +196,7 @@ class Compiled:
                 results = stages.execute(stages.arrays(leaves))
         except MeshdslError as error:
             raise at(error, caller()) from None
-        tensors = [Tensor(v.dims, v.dtype, array=x) for v, x in zip(stages.graph.outs, results, strict=True)]
+        tensors = [concrete(v.dims, v.dtype, x) for v, x in zip(stages.graph.outs, results, strict=True)]
         return tree.tree_unflatten(stages.result, tensors)
 
     def array_function(self, stages: Stages) -> Callable[..., Any]:

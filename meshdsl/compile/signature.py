@@ -180,7 +180,9 @@ class Stages:
         if structure != self.structure:
             return False
         for x, v in zip(leaves, self.graph.ins, strict=True):
-            if type(x) is not Tensor or x._array is None or x.dtype != v.dtype:
+            if type(x) is not Tensor or x._array is None:
+                return False
+            if x.dtype is not v.dtype and x.dtype != v.dtype:
                 return False
             if x.dims is not v.dims and x.dims != v.dims:
                 return False
@@ -195,17 +197,24 @@ class Stages:
     def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
         """The arguments in the shardings that the program takes."""
         arrays: list[jax.Array] = []
+        accepted = self.accepted
         for i, (x, (sizes, sharding)) in enumerate(zip(leaves, self.expected, strict=True)):
-            stored = x._array if type(x) is Tensor else None
-            if isinstance(stored, jax.Array):
-                if stored.is_deleted():
-                    raise self.deleted(i)
-                own = stored.sharding
-                if stored.shape == sizes and (own is self.accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
-                    self.accepted[i] = own
-                    arrays.append(self.over_own_axes(i, stored))
-                    continue
-            arrays.append(self.place(x, self.program.ins[i], sharding))
+            stored: Any = x._array if type(x) is Tensor else None
+            own: Any = getattr(
+                stored, "sharding", None
+            )  # `isinstance(stored, jax.Array)` takes as long as all the rest
+            if own is None:
+                arrays.append(self.place(x, self.program.ins[i], sharding))
+                continue
+            if stored.is_deleted():
+                raise self.deleted(i)
+            if stored.shape != sizes or not (own is accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
+                arrays.append(self.place(x, self.program.ins[i], sharding))
+                continue
+            array = stored if own is accepted[i] else self.over_own_axes(i, stored)
+            if array is stored:
+                accepted[i] = own
+            arrays.append(array)
         return arrays
 
     def over_own_axes(self, i: int, array: jax.Array) -> jax.Array:

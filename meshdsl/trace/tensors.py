@@ -16,7 +16,7 @@ from ..dims import DimsLike, Shape, size_of
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Type
 
-__all__ = ["Tensor"]
+__all__ = ["Tensor", "concrete"]
 
 
 class Tensor:
@@ -315,6 +315,23 @@ class Tensor:
         return f"tensor({self.type}, {np.array2string(self.numpy(), threshold=20, precision=4)})"
 
     __hash__ = object.__hash__
+
+
+_new = object.__new__
+_set_dims, _set_dtype, _set_array, _set_var, _set_trace = (
+    vars(Tensor)[name].__set__ for name in ("dims", "dtype", "_array", "_var", "_trace")
+)
+
+
+def concrete(dims: Shape, dtype: np.dtype, array: Any) -> Tensor:
+    """The tensor of an array, in half the time of `Tensor(...)`: each call of a compiled function makes its results."""
+    x = _new(Tensor)
+    _set_dims(x, dims)
+    _set_dtype(x, dtype)
+    _set_array(x, array)
+    _set_var(x, None)
+    _set_trace(x, None)
+    return x
 
 
 def _unpickled(values: np.ndarray, dims: Shape) -> Tensor:
