@@ -38,7 +38,7 @@ class Candidates:
     space: Space
     screen: Screen
     objective: str
-    amounts: dict[Row, float] = field(default_factory=dict[Row, float])
+    amounts: dict[Row, tuple[float, bool]] = field(default_factory=dict[Row, tuple[float, bool]])  # and if it is exact
 
     @property
     def timed(self) -> bool:
@@ -47,12 +47,14 @@ class Candidates:
 
     def amount(self, row: Row, enough: float) -> float:
         """The objective of a layout's program, or a lower bound if that already reaches `enough`."""
-        if row not in self.amounts:
+        amount, exact = self.amounts.get(row, (0.0, False))
+        if not exact and amount < enough:
             name, unit = self.objective, 1.0
             if name == "energy":
                 name, unit = "seconds", watts(self.screen.machine, self.space.mesh)
-            self.amounts[row] = unit * self.screen.amount(self.space.layout(row), name, enough / unit)
-        return self.amounts[row]
+            amount = unit * self.screen.amount(self.space.layout(row), name, enough / unit)
+            self.amounts[row] = amount, amount < enough
+        return amount
 
     def stored(self, row: Row) -> float:
         """The bytes of the inputs on one device, as sharded by their rules."""
