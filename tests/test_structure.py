@@ -7,12 +7,13 @@ nothing elsewhere.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.test_imports import ROOT, imports
+from tests.test_imports import IN_THE_LANGUAGE, ROOT, imports
 
 COMPARING = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
 
@@ -133,3 +134,57 @@ def test_no_operation_is_known_by_its_name():
 )
 def test_uses_of_names_are_found(source: str, count: int):
     assert len(list(known_by_name(source))) == count
+
+
+PLATFORM = re.compile(r"(?<![a-z])(tpus?|gpus?|cuda|cudnn|rocm|v[2-7][a-z]*|[abhv][1-9]00)(?![a-z])", re.IGNORECASE)
+# Beside targets/, the readers of compilers, and what is written in public names (it asks md.platform)
+KNOW_PLATFORMS = {
+    "tools/commands/devices.py": "the variables of TPU pods",
+    "tools/commands/verify.py": "the TPU compiler's command",
+}
+
+
+def platforms_named(source: str) -> Iterator[tuple[int, str]]:
+    """The names of platforms in the code of a module: names and texts, but no documentation and no machine's name."""
+    tree = ast.parse(source)
+    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        text = ""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+            text = "" if node.value in MACHINES else node.value
+        elif isinstance(node, ast.Name):
+            text = node.id
+        elif isinstance(node, ast.Attribute):
+            text = node.attr
+        if len(text.split()) < 2 and PLATFORM.search(text.replace("_", " ")):
+            yield node.lineno, text
+
+
+MACHINES = {path.stem for path in (ROOT / "meshdsl" / "cost" / "machines").glob("*.toml")}
+
+
+def test_platforms_are_known_to_targets_alone():
+    found = [
+        f"{at}:{line}: {text}"
+        for path in modules(ROOT).values()
+        if (at := path.relative_to(ROOT / "meshdsl").as_posix()) not in KNOW_PLATFORMS
+        and not at.startswith(("targets/", "tools/compilers/"))
+        and at.partition("/")[0].removesuffix(".py") not in IN_THE_LANGUAGE
+        for line, text in platforms_named(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('if machine.device == "tpu": pass', 1),
+        ("TPU.emission", 1),
+        ("lax.platform(tpu_form)", 1),
+        ('machine("tpu-v5e")', 0),
+        ('"""On TPUs, rows are read."""', 0),
+        ('name == "inputs"', 0),
+    ],
+)
+def test_names_of_platforms_are_found(source: str, count: int):
+    assert len(list(platforms_named(source))) == count
