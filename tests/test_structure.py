@@ -150,6 +150,8 @@ def platforms_named(source: str) -> Iterator[tuple[int, str]]:
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         text = ""
+        if not isinstance(node, ast.expr):
+            continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
             text = "" if node.value in MACHINES else node.value
         elif isinstance(node, ast.Name):
