@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from ..ops.dtypes import kind
 from ..ops.elementwise import broadcast_shape
 from ..trace import Tensor, as_tensor, bind1
 from .elementwise import has_own_gradient, mixing
+from .trial import outline
 
 __all__ = ["map"]
 
@@ -31,7 +33,19 @@ def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
     return Type(shape, out.dtype)
 
 
+@lru_cache(maxsize=1024)
+def _outline(f: Callable[..., Any], sizes: tuple[int, ...], dtypes: tuple[Any, ...]) -> Any:
+    """The primitives of f on arrays of these sizes."""
+    return outline(jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(sizes, dtype) for dtype in dtypes)))
+
+
 def _map_kernel(c: Local, *xs: Any, f: Callable[..., Any]) -> Any:
+    sizes, whole, dtypes = c.outs[0].sizes, tuple(d.size for d in c.outs[0].dims), tuple(x.dtype for x in xs)
+    if sizes != whole and _outline(f, sizes, dtypes) != _outline(f, whole, dtypes):
+        raise ShapeError(
+            f"md.map: {getattr(f, '__name__', f)} reads the shape of its arguments: it is another function on a block "
+            f"of {sizes} than on {show(c.outs[0].dims)}\n  pass sizes as numbers, x.dims[0].size"
+        )
     xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
     return c.xp.elementwise(f, *(c.xp.broadcast_to(x, c.outs[0].sizes) for x in xs))
 

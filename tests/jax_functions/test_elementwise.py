@@ -113,3 +113,10 @@ def test_a_gradient_of_its_own_that_mixes_places_is_refused(rule: Any) -> None:
     md.map(f, x)
     with pytest.raises(md.ShapeError, match=r"elementwise function; d_f_0 computes reduce_sum .*\[a, b\] to \[b\]"):
         md.grad(lambda x: md.sum(md.map(f, x)))(x)
+
+
+def test_a_function_that_reads_the_size_of_a_block() -> None:
+    x = md.spec("a:8 b:3")
+    step = md.compile(lambda x: md.map(lambda x: x if x.shape[0] == 2 else -x, x), "p:4", "a:p")
+    with pytest.raises(md.ShapeError, match=r"it is another function on a block of \(2, 3\) than on \[a=8 b=3\]"):
+        step.lower(x)
