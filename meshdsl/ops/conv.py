@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Local
+from ..backend import Block, Local
 from ..dims import ByDim, Dim, DimLike, DimsLike, Shape, find, merge, name_of, pick, show, split_items
 from ..errors import ShapeError, located
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
@@ -101,6 +101,8 @@ def _conv_kernel(
     stored = [window_sizes[d.name] if d.name in window_sizes else sizes[d.name] for d in out]
     if 0 in (*x.shape, *w.shape, *stored):
         return c.xp.zeros(stored, dtype)
+    for d in parts.group:
+        x, w = _without_padding(c, x, c.ins[0], d), _without_padding(c, w, c.ins[1], d)
     lhs, x = _merged(c, x, x_dims, reads, {"N": parts.batch, "C": (*parts.group, *parts.summed)})
     rhs, w = _merged(c, w, w_dims, slides, {"O": (*parts.group, *parts.features), "I": parts.summed})
     to, names = _order(out, makes, {"N": parts.batch, "C": (*parts.group, *parts.features)})
@@ -109,6 +111,12 @@ def _conv_kernel(
     y = y.reshape([window_sizes[name] if name in window_sizes else sizes[name] for name in names])
     order = [names.index(d.name) for d in out]
     return y if order == sorted(order) else c.xp.transpose(y, order)
+
+
+def _without_padding(c: Local, x: Any, block: Block, dim: Dim) -> Any:
+    """Zeros in the padding of a group dim: XLA makes some grouped convolutions dense, and NaN then crosses groups."""
+    padded = block.size(dim) * c.count(block.axes[block.position(dim)]) > dim.size
+    return c.xp.where(c.positions(block, dim) < dim.size, x, c.xp.zeros((), x.dtype)) if padded else x
 
 
 def _order(shape: Shape, places: Mapping[str, str], parts: Mapping[str, Shape]) -> tuple[str, list[str]]:

@@ -56,6 +56,9 @@ SHARD = Op(
 def shard(x: Any, split: ByDim[str | Iterable[str]]) -> Tensor:
     """The same tensor, sharded exactly as `split` says; a dim not named is not sharded.
 
+    Operations before it are sharded in the same way along dims that they keep, where neither an operand nor the layout
+    decides and all readers ask for the same (GShard, Lepikhin et al., 2020, section 3.2).
+
     >>> import meshdsl as md
     >>> md.shard(md.tensor([1.0, 2.0], "batch"), {"batch": "rows"}).dims
     (batch=2,)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..control.host import host_values
 from ..dims import size_of
 from ..ir import Eqn, Linear, Op, Product, Reduce, Var
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
@@ -98,7 +99,7 @@ class _Fenced:
     """A program under rewriting: its new equations, and the fenced versions of its values."""
 
     def __init__(self, program: Program, kernels: Kernels):
-        self.stored = kernels.stored
+        self.stored = set(kernels.stored) - host_values(program)  # a fence is in the device's memory
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}  # fenced version for all later readers
         self.operands: dict[tuple[Eqn, Var], Var] = {}  # fenced version for one reader

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from tests.compile.steps_law import law
+from tests.compile.steps import Model
+from tests.compile.steps_law import Case, Plan, judge, law
 
 STEPS, BLOCKS = 60, 3
 
@@ -17,3 +20,10 @@ def test_steps_under_random_plans_equal_the_plain_steps(block: int, capsys: pyte
     assert not failures, "\n".join(failures)
     least = {"simulated": 14, "emitted": 1, "padded": 8, "sends": 12, "sharded weights": 10, "micro-batches": 1}
     assert all(counts[name] >= n for name, n in least.items()), counts
+
+
+def test_fences_leave_values_in_the_memory_of_the_host() -> None:
+    model = Model(30013, ("multi_head",), "project", "entropy", "sgd", False, "float32", "step", "")
+    rules, update, overlap = {"batch": "y", "vocab": "z"}, {"mode": "sharded"}, {"mode": "halves"}
+    plan = Plan("x:1 y:2 z:4", rules, update, overlap, "tpu-v6e", "offload", 1, False, ())
+    assert judge(Case(model, plan, False), Counter()) == "ok"

@@ -9,6 +9,7 @@ from ...errors import MeshdslError, at
 from ...ir import Eqn, Labels, Type, Var
 from ...jax_functions.function import TESTED, JaxFunction
 from ...layouts.sharding import Axes
+from .annotations import claim_annotated
 from .choose import Claims, Conflict
 from .legality import report_conflict
 from .scope import Scope
@@ -33,6 +34,7 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
         for d, label in names.items():
             if label is not None and label not in known:
                 claims.add(label, layout.axes(d))
+    claim_annotated(claims, eqn.outs, labels, scope.setting.annotations)
     for label, options in claims.options.items():
         claims.options[label] = [axes for axes in options if _divides(scope, eqn, labels, label, axes)]
     return claims.without(frozenset(pending))

@@ -26,6 +26,7 @@ from ...ir import Eqn, Graph, Scan, Var, walk
 from ...jax_functions.local import REGIONS
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
+from ...ops.placement import SHARD
 from ...ops.ragged import RAGGED
 from .demand import Demand
 from .prices import later_products
@@ -74,9 +75,10 @@ class _Run:
 def memoisable(graph: Graph) -> bool:
     """True if the lowering of every equation depends on its operands only.
 
-    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations.
+    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations; what
+    `md.shard` asks of values before it depends on the rules of later dims.
     """
-    return not any(eqn.op in (*REGIONS, KEEP, RAGGED) for eqn, _ in walk(graph))
+    return not any(eqn.op in (*REGIONS, KEEP, RAGGED, SHARD) for eqn, _ in walk(graph))
 
 
 class Memo:

@@ -1,0 +1,66 @@
+"""What `md.shard` asks of the values before it (GShard, Lepikhin et al., 2020, section 3.2).
+
+An annotation passes from a result to operands along dims that the operation keeps. It reaches a value if all its
+readers ask for the same, and if the layout has no rule for the dim and uses its axes for no other dim of the value.
+Where an operand already decides about the dim, or uses the axes, it wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...ir import Graph, Labels, Var
+from ...layouts.sharding import Axes
+from ...ops.placement import SHARD
+from ..labels import labels_of
+from .choose import Claims
+
+__all__ = ["annotations", "claim_annotated"]
+
+Split = dict[str, Axes]
+
+
+def annotations(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split]:
+    """The axes that annotations ask for, by value and dim, beside the rules of a layout.
+
+    >>> import meshdsl as md
+    >>> f = lambda x, w: md.shard(md.einsum(md.relu(x), w, out="n k"), {"n": "a"})
+    >>> graph = md.compile(f, "a:4", "").graph(md.spec("n:64 m:32"), md.spec("m:32 k:16"))
+    >>> list(annotations(graph, {}).values())
+    [{'n': ('a',)}, {'n': ('a',)}, {'n': ('a',)}]
+    """
+    asked: dict[Var, Split] = dict.fromkeys(graph.outs, Split())
+    found: dict[Var, Split] = {}
+    for eqn in graph.eqns:
+        for sub in eqn.graphs().values():
+            found.update(annotations(sub, rules))
+
+    def ask(v: Var, split: Split) -> None:
+        ruled = {axis for d in v.dims for axis in rules.get(d.name, ())}
+        split = {d: axes for d, axes in split.items() if d not in rules and ruled.isdisjoint(axes)}
+        asked[v] = split if asked.get(v, split) == split else {}
+
+    for eqn in reversed(graph.eqns):
+        if eqn.op is SHARD:
+            ask(eqn.ins[0], {d: tuple(axes) for d, axes in dict(eqn.params["split"]).items() if axes})
+            continue
+        wanted = asked.get(eqn.outs[0], {}) if eqn.control is None and len(eqn.outs) == 1 else {}
+        if not wanted:
+            for v in eqn.ins:
+                ask(v, {})
+            continue
+        labels = labels_of(eqn)
+        axes_of = {label: wanted[d] for d, label in labels.outs[0].items() if label is not None and d in wanted}
+        for v, names in zip(eqn.ins, labels.ins, strict=True):
+            ask(v, {d: axes_of[label] for d, label in names.items() if label in axes_of})
+    return found | {v: split for v, split in asked.items() if split}
+
+
+def claim_annotated(claims: Claims, outs: tuple[Var, ...], labels: Labels, asked: Mapping[Var, Split]) -> None:
+    """Claim the axes that annotations ask for, where no operand decides."""
+    for v, names in zip(outs, labels.outs, strict=True):
+        for d, axes in asked.get(v, {}).items():
+            label = names[d]
+            used = {axis for options in claims.options.values() for cut in options for axis in cut}
+            if label is not None and not claims.options.get(label) and used.isdisjoint(axes):
+                claims.add(label, axes)
