@@ -15,25 +15,25 @@ from ...ops.placement import SHARD
 from ..labels import labels_of
 from .choose import Claims
 
-__all__ = ["annotations", "claim_annotated"]
+__all__ = ["annotated_splits", "claim_annotated"]
 
 Split = dict[str, Axes]
 
 
-def annotations(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split]:
+def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split]:
     """The axes that annotations ask for, by value and dim, beside the rules of a layout.
 
     >>> import meshdsl as md
     >>> f = lambda x, w: md.shard(md.einsum(md.relu(x), w, out="n k"), {"n": "a"})
     >>> graph = md.compile(f, "a:4", "").graph(md.spec("n:64 m:32"), md.spec("m:32 k:16"))
-    >>> list(annotations(graph, {}).values())
+    >>> list(annotated_splits(graph, {}).values())
     [{'n': ('a',)}, {'n': ('a',)}, {'n': ('a',)}]
     """
     asked: dict[Var, Split] = dict.fromkeys(graph.outs, Split())
     found: dict[Var, Split] = {}
     for eqn in graph.eqns:
         for sub in eqn.graphs().values():
-            found.update(annotations(sub, rules))
+            found.update(annotated_splits(sub, rules))
 
     def ask(v: Var, split: Split) -> None:
         ruled = {axis for d in v.dims for axis in rules.get(d.name, ())}

@@ -75,8 +75,8 @@ class _Run:
 def memoisable(graph: Graph) -> bool:
     """True if the lowering of every equation depends on its operands only.
 
-    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations; what
-    `md.shard` asks of values before it depends on the rules of later dims.
+    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations.
+    What `md.shard` asks of values before it depends on the rules of dims of later equations.
     """
     return not any(eqn.op in (*REGIONS, KEEP, RAGGED, SHARD) for eqn, _ in walk(graph))
 

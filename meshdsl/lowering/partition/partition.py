@@ -15,7 +15,7 @@ from ...ops.placement import PREFER, SHARD
 from ..check import check
 from ..labels import labels_of
 from ..program import Program
-from .annotations import annotations
+from .annotations import annotated_splits
 from .choose import Claims, choose
 from .equation import lower
 from .legality import all_in_one, named_by_layouts, report_conflict, shard_problems
@@ -60,7 +60,7 @@ def partition(
         preferences(graph),
         problems,
         whole_dims(graph),
-        annotations(graph, layout.rules),
+        annotated_splits(graph, layout.rules),
     )
     scope = Scope(setting, graph)
     ins, outs = lower_graph(scope, results)
