@@ -170,7 +170,8 @@ def _meshes(
     listed = list(mesh) if isinstance(mesh, Sequence) and not isinstance(mesh, str) else [mesh or ""]
     if not listed:
         raise LayoutError("a search needs at least one mesh; got an empty list")
-    return [Mesh(each) for each in listed]
+    grids = [Mesh(each) for each in listed]  # plans are text, which has no devices
+    return [Mesh(grid.axes, device_order=grid.device_order) for grid in grids]
 
 
 def _names(names: str | Collection[str] | None) -> tuple[str, ...] | None:

@@ -93,7 +93,7 @@ def test_load_error_shows_the_failing_line(tmp_path: Path, monkeypatch: pytest.M
     assert (run.code, run.err.splitlines()[-1]) == (1, "  at unfinished.py:1  x = (1,")
     run = here("train", "misspelt.py:lm")
     assert run.code == 1
-    assert run.err.startswith("ShapeError: no dim 'batch' here")
+    assert run.err.startswith("ShapeError: a new dim is written name:size")
     assert run.err.endswith("  at misspelt.py:3  md.spec('batch')\n")
 
 
