@@ -69,7 +69,7 @@ def sent(n: int, group: int, causal: bool, backward: bool) -> tuple[int, int, li
     formula = forward_bytes
     if backward:  # keys and values again, and their cotangents in float32, which go all the way around
         formula += 2 * (n - 1) * block + 2 * n * 2 * block
-    return sum(r.wire_bytes * r.count for r in collectives), formula, sorted({r.kind for r in collectives})
+    return round(sum(r.wire_bytes * r.count for r in collectives)), formula, sorted({r.kind for r in collectives})
 
 
 def ring_lines() -> None:

@@ -91,7 +91,7 @@ def sent(case: Case) -> int:
     """Bytes that one device sends, of the compiled program."""
     params, _, batch = case.workload.specs()
     step = md.compile(md.grad(case.workload.loss(case.config)), *case.workload.layouts[case.layout])
-    return sum(record.wire_bytes * record.count for record in step.program(params, batch).collectives)
+    return round(sum(record.wire_bytes * record.count for record in step.program(params, batch).collectives))
 
 
 def share(n: int, size: float) -> float:

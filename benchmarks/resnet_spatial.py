@@ -41,7 +41,7 @@ def train(layout: str, steps: int) -> dict[str, object]:
         losses.append(float(metrics["loss"].numpy()))
         if not i:
             for record in step.program(params, state, batch).collectives:
-                sent[record.kind] += record.count * record.wire_bytes
+                sent[record.kind] += round(record.count * record.wire_bytes)
     seconds = time.perf_counter() - started
     return {"layout": layout, "mesh": mesh, "losses": losses, "sent_per_step": dict(sent), "seconds": round(seconds, 1)}
 

@@ -66,7 +66,7 @@ def gspmd_bytes(graph: Graph, program: Program) -> float:
 
 def our_bytes(program: Program) -> int:
     """The bytes that one device sends in our program."""
-    return sum(record.wire_bytes * record.count for record in program.collectives)
+    return round(sum(record.wire_bytes * record.count for record in program.collectives))
 
 
 class Layers(Maker):

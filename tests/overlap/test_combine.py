@@ -37,7 +37,7 @@ def program_of(layout: str, update: str = "replicated") -> Program:
 def counts(program: Program) -> Counter[tuple[str, str]]:
     found = Counter[tuple[str, str]]()
     for record in program.collectives:
-        found[record.kind, ",".join(record.axes)] += record.count
+        found[record.kind, ",".join(record.axes)] += round(record.count)
     return found
 
 

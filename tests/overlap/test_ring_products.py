@@ -58,7 +58,7 @@ def draw(seed: int) -> tuple[Program, list[np.ndarray]]:
 
 def sent(program: Program) -> int:
     """Bytes that one device sends."""
-    return sum(record.wire_bytes * record.count for record in program.collectives)
+    return round(sum(record.wire_bytes * record.count for record in program.collectives))
 
 
 def law(seeds: range) -> Counter[str]:

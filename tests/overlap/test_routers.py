@@ -128,7 +128,7 @@ def sent(program: Program) -> Counter[str]:
     """Bytes by kind of collective."""
     found = Counter[str]()
     for record in program.collectives:
-        found[record.kind] += record.bytes * record.count
+        found[record.kind] += round(record.bytes * record.count)
     return found
 
 

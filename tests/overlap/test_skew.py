@@ -81,7 +81,7 @@ def any_stages(rng: random.Random, scan: Scan) -> Stages:
 def sent(program: Program) -> Counter[str]:
     found = Counter[str]()
     for record in program.collectives:
-        found[record.kind] += record.bytes * record.count
+        found[record.kind] += round(record.bytes * record.count)
     return found
 
 

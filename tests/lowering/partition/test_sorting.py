@@ -37,7 +37,7 @@ def rough(rng: np.random.Generator, shape: tuple[int, ...], dtype: str = "float3
 
 
 def sent(program: Program) -> int:
-    return sum(record.wire_bytes * record.count for record in program.collectives)
+    return round(sum(record.wire_bytes * record.count for record in program.collectives))
 
 
 @pytest.mark.parametrize("n", range(1, 13))
