@@ -383,8 +383,8 @@ def _cuts(
 
 
 def _sums_parts(eqn: Eqn, op: Op) -> bool:
-    """Whether the result is the sum of those of the parts. In a forward pass it reads the complete value, so that its
-    result is bitwise the same.
+    """True if the results of the parts may be added: in the backward pass only, because a forward result stays bitwise
+    the same.
     """
     return op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(eqn.outs) == 1
 

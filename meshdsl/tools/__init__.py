@@ -1,1 +1,1 @@
-"""What people and outside programs use: commands, pictures, the demo, and compilers that check programs."""
+"""The command line, pictures, the demo, and readers of the texts of compilers."""

@@ -1,4 +1,4 @@
-"""What `md.shard` asks of the values before it (GShard, Lepikhin et al., 2020, section 3.2).
+"""Propagate the annotations of `md.shard` to operands (GShard, Lepikhin et al., 2020, section 3.2).
 
 An annotation passes from a result to operands along dims that the operation keeps. It reaches a value if all its
 readers ask for the same, and if the layout has no rule for the dim and uses its axes for no other dim of the value.

@@ -111,7 +111,7 @@ def _pending(scope: Scope, eqn: Eqn) -> Axes:
 
 
 def _is_linear_in(scope: Scope, eqn: Eqn, waiting: Sequence[Var]) -> bool:
-    """Whether the operation of pending sums, and of the operands that are complete, is the sum of its results."""
+    """True if the operation may run on unreduced operands: the sum of its results is the result on the sum."""
     op, complete = eqn.operation, [v for v in eqn.ins if v not in waiting]
     match op.linear:
         case Linear.JOINT | Linear.PADDED:
@@ -133,7 +133,7 @@ def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
 
 @dataclass(frozen=True)
 class _Choice:
-    """How one equation takes its operands: the axes of each label, and the axes over which sums stay pending."""
+    """The decision about one equation: the mesh axes of each label, and the axes over which sums stay pending."""
 
     eqn: Eqn
     labels: Labels
