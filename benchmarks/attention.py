@@ -18,7 +18,7 @@ import jax
 import meshdsl as md
 from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import attention as baseline
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 TOLERANCE = 1e-3  # relative to the change of the parameters
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import meshdsl as md
-from models.llama import llama2_7b
-from models.mixtral import mixtral_8x7b
-from models.transformer import lm
+from meshdsl.models.llama import llama2_7b
+from meshdsl.models.mixtral import mixtral_8x7b
+from meshdsl.models.transformer import lm
 
 __all__ = ["CASES", "DATA", "Case", "shown", "tables"]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 import meshdsl as md
 from benchmarks import hlo, ratio
-from models import moe_transformer, seq2seq
+from meshdsl.models import moe_transformer, seq2seq
 
 
 def searches(beam: int) -> dict[str, Any]:

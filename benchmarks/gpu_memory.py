@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import meshdsl as md
-from models import gpt_moe, mlp, resnet, transformer
+from meshdsl.models import gpt_moe, mlp, resnet, transformer
 
 MLP = mlp.mlp.replace(batch=4096, io=1024, hidden=4096)
 LM = transformer.lm.replace(

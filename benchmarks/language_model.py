@@ -16,7 +16,7 @@ import numpy as np
 import meshdsl as md
 from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import language_model as baseline
-from models import transformer
+from meshdsl.models import transformer
 
 TOLERANCE = 1e-2  # of the change; gradients of biases nearly cancel. A missing all-reduce gives more than 0.5.
 

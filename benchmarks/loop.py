@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
+from meshdsl.models.mlp import mlp
 from meshdsl.train import stages, train
-from models.mlp import mlp
 
 __all__ = ["measure"]
 

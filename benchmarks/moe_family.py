@@ -26,7 +26,7 @@ from typing import Any
 import jax
 
 import meshdsl as md
-from models.moe_transformer import FAMILY, preset
+from meshdsl.models.moe_transformer import FAMILY, preset
 
 LAYOUT = "batch:rows; group:rows; expert:rows"
 MACHINE = "tpu-v3"

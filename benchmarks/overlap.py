@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import meshdsl as md
-from models.gpt_moe import gpt2_moe, gpt2_moe_large
+from meshdsl.models.gpt_moe import gpt2_moe, gpt2_moe_large
 
 MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
 BATCH = {("S", "a100-p4de"): 24, ("L", "a100-p4de"): 48, ("S", "v100-p3dn"): 16, ("L", "v100-p3dn"): 8}

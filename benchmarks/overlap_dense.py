@@ -13,7 +13,7 @@ import json
 import sys
 
 import meshdsl as md
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 CASES = (
     (

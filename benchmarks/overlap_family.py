@@ -13,7 +13,7 @@ import time
 
 import meshdsl as md
 from benchmarks.moe_family import LAYOUT
-from models.moe_transformer import preset
+from meshdsl.models.moe_transformer import preset
 
 EXPERTS, MACHINE = 2048, "a100-p4de:compiled"
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from models.mlp import LAYOUTS, mlp
+from meshdsl.models.mlp import LAYOUTS, mlp
 
 MACHINE = "tpu-v4"  # supports 512 partitions; the figures do not depend on it
 CASES = 24

@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 
 import meshdsl as md
-from models.llama import llama2_7b
-from models.mixtral import mixtral_8x7b
-from models.moe_transformer import preset
-from models.transformer import lm
+from meshdsl.models.llama import llama2_7b
+from meshdsl.models.mixtral import mixtral_8x7b
+from meshdsl.models.moe_transformer import preset
+from meshdsl.models.transformer import lm
 
 BF16 = {"compute_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 LARGE = lm.replace(

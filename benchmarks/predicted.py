@@ -26,9 +26,9 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from models.mlp import mlp
-from models.resnet import digits, resnet50
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.resnet import digits, resnet50
+from meshdsl.models.transformer import lm
 
 _MODEL = "vocab:cols; d_ff:cols; heads:cols"
 _LM = {

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from models import resnet
+from meshdsl.models import resnet
 
 TOLERANCE = 1e-9
 LAYOUTS = {"unsplit": ("rows:1", ""), **{name: resnet.LAYOUTS[name] for name in ("spatial", "channels", "data")}}

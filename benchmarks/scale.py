@@ -10,7 +10,7 @@ import json
 import time
 
 import meshdsl as md
-from models import transformer
+from meshdsl.models import transformer
 
 CASES = (("rows:2 cols:4", 4), ("rows:2 cols:4", 64), ("rows:256 cols:8", 4), ("rows:256 cols:8", 64))
 

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 import meshdsl as md
-from models import transformer
+from meshdsl.models import transformer
 
 SPACES = (  # a mesh, and whether a dim may be sharded over several axes
     ("x:2 y:4", False),

@@ -28,10 +28,10 @@ from benchmarks.handwritten import language_model as lm_by_hand
 from benchmarks.handwritten import moe_layer as moe_by_hand
 from benchmarks.handwritten import sharded_update as update_by_hand
 from benchmarks.handwritten import two_layer as two_by_hand
+from meshdsl.models import moe_transformer, resnet, seq2seq, transformer
 from meshdsl.tools.compilers.aot import ENVIRONMENT, available
 from meshdsl.tools.compilers.gspmd import gspmd as gspmd_of
 from meshdsl.tools.compilers.hlo import Performed, estimated_cycles, performed
-from models import moe_transformer, resnet, seq2seq, transformer
 
 TOPOLOGY = "v5e:2x4"
 Candidates = Mapping[str, Callable[[], jax.stages.Compiled]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import meshdsl as md
-from models import gpt_moe, mlp, moe_transformer, resnet, transformer
+from meshdsl.models import gpt_moe, mlp, moe_transformer, resnet, transformer
 
 __all__ = ["EARLIER", "FITTED", "KNOWN", "PARTS", "TESTED", "Point"]
 

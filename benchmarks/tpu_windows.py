@@ -20,8 +20,8 @@ import sys
 import time
 
 import meshdsl as md
-from models.gpt_moe import gpt_moe
-from models.transformer import LAYOUTS, lm
+from meshdsl.models.gpt_moe import gpt_moe
+from meshdsl.models.transformer import LAYOUTS, lm
 
 SIZES = {"batch": 64, "length": 256, "d_model": 512, "d_ff": 2048, "vocab": 1024, "compute_dtype": "bfloat16"}
 MOE = gpt_moe.replace(**SIZES, heads=8, d_head=64, expert_hidden=2048, experts=16, capacity_factor=1.0)

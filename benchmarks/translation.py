@@ -22,8 +22,8 @@ from typing import Any
 import jax
 
 import meshdsl as md
+from meshdsl.models import translation
 from meshdsl.train import Keeping, train
-from models import translation
 
 EVERY = 50  # steps between two evaluations and two checkpoints
 

@@ -14,7 +14,7 @@ import jax
 import meshdsl as md
 from benchmarks.candidates import Candidate, compare
 from benchmarks.handwritten import two_layer as baseline
-from models import mlp
+from meshdsl.models import mlp
 
 TOLERANCE = 1e-2  # relative to the change, which is about 1e-4 of the parameters; a missing all-reduce gives > 0.5
 

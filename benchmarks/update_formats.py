@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from models.sharded_update import LARGE
+from meshdsl.models.sharded_update import LARGE
 
 WAYS = (8, 64, 2048)
 ITEM = 4  # bytes per float32

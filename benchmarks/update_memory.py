@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import meshdsl as md
-from models.sharded_update import LARGE, MODES, Setting, step
+from meshdsl.models.sharded_update import LARGE, MODES, Setting, step
 
 
 def measure(setting: Setting, mode: str, topology: str, effort: str) -> dict[str, Any]:

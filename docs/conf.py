@@ -11,7 +11,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # snippets import models/, which is not installed
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # snippets import this clone
 
 project = "meshdsl"
 author = "the meshdsl maintainers"

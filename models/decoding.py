@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import meshdsl as md
-from models.encoder_decoder import Config, Feed, Parts
+from meshdsl.models.encoder_decoder import Config, Feed, Parts
 
 __all__ = ["Search", "decoder"]
 
@@ -19,7 +19,7 @@ def decoder(
     """A model that decodes each source of a batch with a search; its parameters are those of `transformer`.
 
     >>> import functools
-    >>> from models import seq2seq
+    >>> from meshdsl.models import seq2seq
     >>> config = seq2seq.Config(batch=2, length=8, layers=1)
     >>> search = functools.partial(md.nn.decode.beam_search, beam=md.Dim("beam", 4))
     >>> md.eval_shape(decoder(config, search).init, md.random.key(0), seq2seq.inputs(config))["embed"]

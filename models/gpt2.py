@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import meshdsl as md
-from models import causal, llama
+from meshdsl.models import causal, llama
 
 __all__ = ["Config", "LAYOUTS", "gpt2", "gpt2_large", "gpt2_medium", "gpt2_small", "gpt2_xl", "network"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models import encoder_decoder, moe_transformer, transformer
+from meshdsl.models import encoder_decoder, moe_transformer, transformer
 
 __all__ = ["Config", "LAYOUTS", "gpt2_moe", "gpt2_moe_large", "gpt_moe"]
 

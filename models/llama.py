@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import meshdsl as md
-from models import causal, rotary
-from models.rotary import Rotary
+from meshdsl.models import causal, rotary
+from meshdsl.models.rotary import Rotary
 
 __all__ = ["HUGGING_FACE", "LAYOUTS", "TENSORS", "Config", "llama", "llama2_7b", "llama31_8b", "llama32_1b", "network"]
 

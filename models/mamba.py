@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import meshdsl as md
-from models import causal, mamba_names
+from meshdsl.models import causal, mamba_names
 
 __all__ = ["LAYOUTS", "Config", "mamba", "mamba_1b", "mamba_3b", "mamba_130m", "network"]
 

@@ -21,8 +21,8 @@ from functools import partial
 from typing import Any
 
 import meshdsl as md
-from models import causal, llama, rotary
-from models.rotary import Rotary
+from meshdsl.models import causal, llama, rotary
+from meshdsl.models.rotary import Rotary
 
 __all__ = ["Config", "LAYOUTS", "mixtral", "mixtral_8x22b", "mixtral_8x7b", "network"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models import seq2seq
+from meshdsl.models import seq2seq
 
 __all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "preset"]
 

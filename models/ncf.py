@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from models.call_graph import CallGraph, call_graph
+from meshdsl.models.call_graph import CallGraph, call_graph
 
 __all__ = ["Config", "LAYOUTS", "data", "hit_rate", "inputs", "loss", "model", "ncf", "optimizer"]
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import meshdsl as md
-from models import classification, resnet, resnet_names
+from meshdsl.models import classification, resnet, resnet_names
 
 __all__ = ["LAYOUTS", "Config", "resnet18", "resnet34", "resnet50", "resnet101", "resnet_bn"]
 

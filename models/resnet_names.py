@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import meshdsl as md
-from models import classification
+from meshdsl.models import classification
 
 __all__ = ["HUGGING_FACE"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models import encoder_decoder
-from models.decoding import Search, decoder
-from models.encoder_decoder import Feed, transformer
+from meshdsl.models import encoder_decoder
+from meshdsl.models.decoding import Search, decoder
+from meshdsl.models.encoder_decoder import Feed, transformer
 
 __all__ = [
     "Config", "Feed", "LAYOUTS", "Search", "decoder", "inputs", "loss", "model", "optimizer", "seq2seq", "token_loss",

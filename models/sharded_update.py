@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
+from meshdsl.models.ncf import ncf
+from meshdsl.models.resnet import resnet50
+from meshdsl.models.seq2seq import seq2seq
 from meshdsl.train import report
-from models.ncf import ncf
-from models.resnet import resnet50
-from models.seq2seq import seq2seq
 
 __all__ = ["LARGE", "PAPER", "SMALL", "Setting", "main", "measured", "predicted", "step"]
 

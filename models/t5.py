@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import meshdsl as md
-from models import causal, t5_names, text_to_text
+from meshdsl.models import causal, t5_names, text_to_text
 
 __all__ = ["LAYOUTS", "Config", "t5", "t5_11_base", "t5_11_xl", "t5_base", "t5_small"]
 

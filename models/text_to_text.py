@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models import causal
+from meshdsl.models import causal
 
 __all__ = ["Cache", "Network", "inputs", "workload"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from models import moe_transformer, parallel_text, seq2seq
-from models.parallel_text import Pair, Text
+from meshdsl.models import moe_transformer, parallel_text, seq2seq
+from meshdsl.models.parallel_text import Pair, Text
 
 __all__ = [
     "Batches", "Config", "Score", "data", "decoder", "dense", "scores", "text_of", "translate", "translation",

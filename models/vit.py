@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import meshdsl as md
-from models import causal, classification
+from meshdsl.models import causal, classification
 
 __all__ = ["LAYOUTS", "Config", "model", "vit", "vit_b16", "vit_h14", "vit_l16"]
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 import meshdsl as md
+from meshdsl.errors import is_ours
 from tests.cli.running import here
 from tests.mistakes import commands
-
-PACKAGE = str(Path(md.__file__).parent)
 
 
 def rows() -> list[Any]:
@@ -33,7 +32,7 @@ def test_mistake_is_an_error_at_the_users_line(call: Callable[[], Any], part: st
         call()
     where = caught.value.where
     assert part and part in str(caught.value)
-    assert where is not None and where.line and not where.file.startswith(PACKAGE), caught.value
+    assert where is not None and where.line and not is_ours(where.file), caught.value
 
 
 @pytest.mark.parametrize(("line", "code", "part"), commands.ROWS, ids=[row[0] for row in commands.ROWS])

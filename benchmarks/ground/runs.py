@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 __all__ = ["Run", "runs"]
 

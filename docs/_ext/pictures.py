@@ -17,8 +17,8 @@ import meshdsl as md
 from benchmarks.case_study import DATA
 from meshdsl.cost.report.charts import memory_over_time, time_bars
 from meshdsl.cost.report.html import STYLE
-from models.mlp import mlp
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 
 __all__ = ["FOLDER", "charts", "pictures"]
 

@@ -164,6 +164,7 @@ class Where(NamedTuple):
 
 NOWHERE = Where("", 0)  # for equations and errors without a user's line
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MODELS = os.path.join(_PACKAGE, "models") + os.sep  # read as a user's files
 _IN_THE_LANGUAGE = tuple(_PACKAGE + unit for unit in ("nn", "optim", "train"))  # fallback: a layer's line
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__) + os.sep)  # packages; standard library
 _COMMAND = os.sep + "meshdsl"  # the installed command-line script
@@ -202,15 +203,15 @@ def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
 
 
 def is_ours(file: str) -> bool:
-    """True for a file of this package."""
-    return file.startswith(_PACKAGE)
+    """True for a file of this package, other than its models."""
+    return file.startswith(_PACKAGE) and not file.startswith(_MODELS)
 
 
 @cache
 def _is_users(file: str) -> bool:
-    return (
-        not file.startswith(_PACKAGE) and not any(part in file for part in _LIBRARIES) and not file.endswith(_COMMAND)
-    )
+    if file.startswith(_PACKAGE):
+        return file.startswith(_MODELS)
+    return not any(part in file for part in _LIBRARIES) and not file.endswith(_COMMAND)
 
 
 def _generated(frame: FrameType) -> bool:
@@ -271,9 +272,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? {listing}" if close else listing
 
 
+_real = cache(os.path.realpath)
+
+
 def _relative(file: str) -> str:
+    """The path from the working directory, or, for a file of an installed package, from the folder that it is in."""
     try:
-        relative = os.path.relpath(file)
+        relative = os.path.relpath(_real(file))  # in a clone, meshdsl/models is a link to models
     except (OSError, ValueError):  # also if the working directory was removed
         return file
-    return file if relative.startswith(os.pardir) else relative
+    if not relative.startswith(os.pardir):
+        return relative
+    return file.removeprefix(os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep)

@@ -47,15 +47,15 @@ GROUPS = {
 _EXAMPLES = """\
 examples:
   meshdsl init mine.py
-  meshdsl list models/transformer.py:lm
-  meshdsl analyze models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --machine tpu-v5e
-  meshdsl compare models/transformer.py:lm --layout data --layout data_model --html layouts.html
-  meshdsl explain models/transformer.py:lm --layout data_model --dim heads
-  meshdsl search models/transformer.py:lm --devices 8
-  meshdsl scale models/transformer.py:lm --layout data --machine h100 --html scaling.html
-  meshdsl train models/transformer.py:lm --steps 200
-  meshdsl train models/transformer.py:lm --steps 2000 --checkpoints runs/lm --save-every 200
-  meshdsl train models/transformer.py:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
+  meshdsl list transformer:lm
+  meshdsl analyze transformer:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --machine tpu-v5e
+  meshdsl compare transformer:lm --layout data --layout data_model --html layouts.html
+  meshdsl explain transformer:lm --layout data_model --dim heads
+  meshdsl search transformer:lm --devices 8
+  meshdsl scale transformer:lm --layout data --machine h100 --html scaling.html
+  meshdsl train transformer:lm --steps 200
+  meshdsl train transformer:lm --steps 2000 --checkpoints runs/lm --save-every 200
+  meshdsl train transformer:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
   meshdsl plot runs/a.jsonl runs/b.jsonl --html runs.html
   meshdsl export runs/lm lm.safetensors --params-only
   meshdsl import hf:llama-3.2-1b --model llama --out runs/llama --layout zero

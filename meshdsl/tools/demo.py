@@ -12,7 +12,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import meshdsl as md
@@ -21,7 +20,7 @@ from meshdsl.train import Progress, configure, corpus, load, mesh_and_layout, re
 __all__ = ["TOLERANCE", "main"]
 
 LAYOUTS = ("data", "model", "data_model")
-WORKLOAD = "models/transformer.py:lm"
+WORKLOAD = "transformer:lm"
 # GELU, because it is smooth: a rounding error that flips the sign at a ReLU is amplified a thousandfold by training.
 SETTINGS = ["batch=16", "length=64", "layers=2", "d_model=128", "heads=8", "d_head=16", "d_ff=512", "activation=gelu"]
 STEPS = 100
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _demo(steps: int) -> int:
     md.host_devices(8)
     started = time.perf_counter()
-    workload = configure(load(str(_checkout() / WORKLOAD)), SETTINGS)
+    workload = configure(load(WORKLOAD), SETTINGS)
     text = corpus()
     print(
         f"{WORKLOAD} with {' '.join(SETTINGS)}\n"
@@ -82,13 +81,6 @@ def _demo(steps: int) -> int:
     if not agree:
         print(f"the layouts disagree by {max(difference):.1e}, more than float32 rounding", file=sys.stderr)
     return 0 if agree else 1
-
-
-def _checkout() -> Path:
-    root = Path(__file__).parent.parent.parent
-    if not (root / WORKLOAD.partition(":")[0]).is_file():
-        raise md.MeshdslError(f"the demo needs models/ of a checkout, and {root} has none\n  run it with: make demo")
-    return root
 
 
 def _train(workload: md.Workload, name: str, steps: int) -> tuple[list[float], float]:

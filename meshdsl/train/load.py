@@ -1,4 +1,4 @@
-"""Loads workloads from the command line: `file.py:name`, config settings `key=value`, a layout by name or as text.
+"""Loads workloads by name (`llama`, `transformer:lm`, `file.py:name`), config settings `key=value`, a layout.
 
 Unknown names raise `UsageError` with the closest known name and the list of names. If the workload's file fails to run,
 the error shows the failing line of that file.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import importlib
 import importlib.util
+import pkgutil
 import sys
 import traceback
 import types
@@ -18,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import meshdsl as md
+from meshdsl import models
 
 from .values import UsageError, from_text
 
@@ -25,24 +28,51 @@ __all__ = ["UsageError", "configure", "load", "mesh_and_layout", "nearest"]
 
 
 def load(text: str) -> md.Workload:
-    """Runs a file and returns a workload of it, given as `models/transformer.py:lm`; raises `UsageError` if missing."""
+    """A workload by name; raises `UsageError`, with the names there are, if it is missing.
+
+    `transformer:lm` is a workload of the module `meshdsl.models.transformer`, `llama` that of the same name as its
+    module, and `file.py:name` a workload of a file, which is run.
+    """
     file, colon, name = text.rpartition(":")
-    path = Path(file if colon else text)
-    if path.suffix != ".py" or (colon and not name.isidentifier()):
-        raise UsageError(f"write a workload as file.py:name, for example models/transformer.py:lm; got {text!r}")
+    source = file if colon else text
+    if not source.endswith(".py"):
+        return _bundled(text)
+    path = Path(source)
+    if colon and not name.isidentifier():
+        raise UsageError(f"write a workload as file.py:name, for example {path}:lm; got {text!r}")
     _check_file(path)
     module = _run(path)
-    workloads = {key: value for key, value in vars(module).items() if isinstance(value, md.Workload)}
+    found = _workloads(module)
     if not colon:
         raise UsageError(
-            f"name a workload of {path}, for example {path}:{next(iter(workloads), 'name')}{_list_names(workloads)}"
+            f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}{_list_names(found)}"
         )
     if name not in vars(module):
-        raise UsageError(f"{path} has no {name!r}{nearest(name, workloads)}")
-    if name not in workloads:
+        raise UsageError(f"{path} has no {name!r}{nearest(name, found)}")
+    if name not in found:
         kind = type(vars(module)[name]).__name__
-        raise UsageError(f"{name!r} in {path} has type {kind}, not md.Workload{_list_names(workloads)}")
-    return workloads[name]
+        raise UsageError(f"{name!r} in {path} has type {kind}, not md.Workload{_list_names(found)}")
+    return found[name]
+
+
+def _bundled(text: str) -> md.Workload:
+    """A workload of `meshdsl.models`."""
+    file, _, name = text.partition(":")
+    modules = [module.name for module in pkgutil.iter_modules(models.__path__)]
+    if file in modules:
+        found = _workloads(importlib.import_module(f"{models.__name__}.{file}"))
+        if (name or file) in found:
+            return found[name or file]
+    known = [
+        module if key == module else f"{module}:{key}"
+        for module in modules
+        for key in _workloads(importlib.import_module(f"{models.__name__}.{module}"))
+    ]
+    raise UsageError(f"no model {text!r}, and no file, which is written file.py:name{nearest(text, known)}")
+
+
+def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
+    return {key: value for key, value in vars(module).items() if isinstance(value, md.Workload) and key[0] != "_"}
 
 
 def _check_file(path: Path) -> None:

@@ -56,7 +56,7 @@ def test_analyze_costs_a_plan(file: str):
 
 
 def load() -> md.Workload:
-    from models.mlp import mlp
+    from meshdsl.models.mlp import mlp
 
     return mlp.replace(io=32, hidden=64, batch=64)
 

@@ -60,7 +60,7 @@ def test_import_errors(tmp_path: Path):
         ([str(tmp_path), "--model", MODEL], 2, "write the directory as hf:DIR"),
         ([f"hf:{tmp_path / 'none'}", "--model", MODEL], 4, "cannot be read: No such file"),
         ([f"hf:{REFERENCES / 'gpt2'}", "--model", MODEL], 4, "is a model of type 'gpt2', and llama reads 'llama'"),
-        ([SOURCE, "--model", "nothing"], 2, "no file 'models/nothing.py'"),
+        ([SOURCE, "--model", "nothing"], 2, "no model 'nothing', and no file"),
     ]:
         run = here("import", *arguments)
         assert run.code == code and message in run.err, run

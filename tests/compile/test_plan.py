@@ -13,7 +13,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.compile.knobs import KNOBS
-from models import gpt_moe, mlp, resnet, transformer
+from meshdsl.models import gpt_moe, mlp, resnet, transformer
 
 VALUES: dict[str, list[Any]] = {
     "mesh": ["", "rows:8", "rows:2 cols:4", md.Mesh("rows:4", device_order=[3, 1, 2, 0])],

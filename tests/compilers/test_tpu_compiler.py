@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from models.transformer import LAYOUTS, lm
+from meshdsl.models.transformer import LAYOUTS, lm
 
 pytestmark = pytest.mark.aot
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 import meshdsl as md
+from meshdsl.models.mlp import mlp
 from meshdsl.tools.compilers import aot
 from meshdsl.tools.compilers.diff import changes
 from meshdsl.tools.compilers.hlo import performed
 from meshdsl.tools.compilers.stablehlo import groups_of, read
-from models.mlp import mlp
 
 MLP = mlp.replace(batch=64, io=32, hidden=128)
 SPECS = md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")

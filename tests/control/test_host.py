@@ -15,7 +15,7 @@ from meshdsl.errors import InternalError
 from meshdsl.ir import walk
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 TINY = lm.replace(layers=3, d_model=16, d_ff=32, vocab=24, heads=2, d_head=8, batch=8, length=8)
 H100 = md.machine("h100:compiled")

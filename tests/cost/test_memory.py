@@ -13,8 +13,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.memory import CATEGORIES, Memory
-from models.mlp import mlp
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 
 KB = 1024  # of float32[16, 16]
 X = md.spec("a:16 b:16")

@@ -11,7 +11,7 @@ from meshdsl.cost.attention import PLAIN
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import Level, Network
 from meshdsl.cost.timeline import Timeline, timeline
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 from tests.cost.test_timeline import PRODUCTS_ONLY, US, checked
 
 LM = lm.replace(batch=2, length=64, vocab=16, layers=2, d_model=8, heads=2, d_head=4, d_ff=16, remat=True)

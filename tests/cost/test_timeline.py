@@ -15,7 +15,7 @@ from meshdsl.cost.ledger import ledger
 from meshdsl.cost.machine import Machine
 from meshdsl.cost.network import Level, Network
 from meshdsl.cost.timeline import Timeline, timeline
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 from tests.lowering.programs import draw
 
 ENOUGH = 1e30

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl.models.mixtral import mixtral
 from meshdsl.train.weights.files import Stored, open_directory
-from models.mixtral import mixtral
 
 MIXTRAL = Path(__file__).parent.parent / "models" / "references" / "mixtral"
 IMPORTED = "expert:rows; vocab:rows; heads:cols; d_ff:cols"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from models.mlp import ILLEGAL, mlp
+from meshdsl.models.mlp import ILLEGAL, mlp
 
 MLP = mlp.replace(batch=8, io=4, hidden=16)
 X = md.spec("batch:8 io:4")

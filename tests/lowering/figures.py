@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import meshdsl as md
-from models import transformer
+from meshdsl.models import transformer
 
 __all__ = ["Figure", "figures"]
 

@@ -19,8 +19,8 @@ from meshdsl.layouts import Sharding
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
 from meshdsl.lowering.partition.planner import plan
-from models.mlp import mlp
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 
 LM = lm.replace(batch=4, length=4, vocab=12, layers=2, d_model=8, heads=2, d_head=2, d_ff=4)
 

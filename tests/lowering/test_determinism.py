@@ -17,7 +17,7 @@ from tests.test_imports import ROOT
 PRINT = """
 import hashlib, sys
 import meshdsl as md
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 waste = [object() for _ in range(int(sys.argv[1]))]  # other addresses
 small = lm.replace(batch=8, length=16, layers=2, vocab=64, d_model=16, heads=4, d_head=4, d_ff=32)
 layout = "batch:rows; vocab:cols; d_ff:cols; heads:cols"

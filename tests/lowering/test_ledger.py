@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import meshdsl as md
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 from meshdsl.tools.compilers.stablehlo import read
-from models.mlp import mlp
-from models.transformer import lm
 from tests.lowering.programs import draw
 from tests.stablehlo import cost_law
 

@@ -23,8 +23,8 @@ from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
 from meshdsl.lowering.collectives import AllReduce, ReduceScatter
 from meshdsl.lowering.ragged import RaggedAllToAll
-from models.mlp import mlp
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 
 MLP = mlp.replace(batch=6, io=6, hidden=10)
 BASE = lm.replace(batch=4, length=4, vocab=10, layers=2, d_model=6, heads=2, d_head=2, d_ff=4, clip_norm=1.0)

@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import meshdsl as md
 from meshdsl.ir import Op, Scan, walk
-from models.mlp import mlp
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 
 spec = md.spec
 MLP = mlp.replace(batch=64, io=32, hidden=16)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
-from models.mlp import mlp
+from meshdsl.models.mlp import mlp
 
 X = md.tensor([[1.0, 2.0], [3.0, 4.0]], "batch io")
 SPEC = md.spec("batch:8 io:4")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
-from models.mlp import mlp
+from meshdsl.models.mlp import mlp
 
 X = md.ones("batch:2 length:4 model:8")
 IMAGE = md.ones("batch:2 height:8 width:8 channels:6")

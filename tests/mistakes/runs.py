@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 import meshdsl as md
+from meshdsl.models.gpt2 import gpt2
+from meshdsl.models.llama import llama
+from meshdsl.models.mlp import mlp
 from meshdsl.train import Iterated, Keeping, TokenFiles, load, train
-from models.gpt2 import gpt2
-from models.llama import llama
-from models.mlp import mlp
 
 HOME = tempfile.TemporaryDirectory()
 RUN, OUT = Path(HOME.name) / "run", Path(HOME.name) / "out"

@@ -20,7 +20,7 @@ import numpy as np
 
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
-from models import gpt_moe, moe_transformer, seq2seq
+from meshdsl.models import gpt_moe, moe_transformer, seq2seq
 from tests.nn.moe_reference import simulated
 
 TOLERANCE = 1e-9

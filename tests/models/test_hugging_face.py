@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.models import gpt2, llama, mamba, mixtral, resnet_bn, t5, vit
+from meshdsl.models.rotary import Rotary
 from meshdsl.train.weights.files import header_of, open_directory
 from meshdsl.train.weights.load import read_params, rules_of
 from meshdsl.train.weights.table import rule_of
-from models import gpt2, llama, mamba, mixtral, resnet_bn, t5, vit
-from models.rotary import Rotary
 
 REFERENCES = Path(__file__).parent / "references"
 MODELS: dict[str, md.Workload] = {

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import meshdsl as md
-from models import mlp, resnet, transformer
+from meshdsl.models import mlp, resnet, transformer
 
 TINY_MLP = mlp.mlp.replace(batch=6, io=5, hidden=7)  # no size divides
 TINY_LM = transformer.lm.replace(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from models import gpt_moe, moe_transformer
+from meshdsl.models import gpt_moe, moe_transformer
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 4])

@@ -13,9 +13,9 @@ import optax
 import pytest
 
 import meshdsl as md
+from meshdsl.models import call_graph, ncf
+from meshdsl.models.call_graph import CallGraph, callees
 from meshdsl.train import train
-from models import call_graph, ncf
-from models.call_graph import CallGraph, callees
 
 TINY = ncf.ncf.replace(
     batch=6, negatives=3, users=5, items=9, factors=3, width=5, hidden=(7, 3), learning_rate=0.01, dtype="float64"

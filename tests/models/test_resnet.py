@@ -14,7 +14,7 @@ from jax import lax
 
 import meshdsl as md
 from meshdsl import backend
-from models import resnet
+from meshdsl.models import resnet
 from tests.conftest import optimizing
 from tests.laws import run
 

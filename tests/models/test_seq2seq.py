@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 import meshdsl as md
-from models import seq2seq
+from meshdsl.models import seq2seq
 from tests.nn.moe_reference import simulated
 
 WORKLOAD = seq2seq.seq2seq.replace(

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from models import decoding, parallel_text, translation
-from models.parallel_text import Pair, Text, catalogue, chrf, decode, encode
+from meshdsl.models import decoding, parallel_text, translation
+from meshdsl.models.parallel_text import Pair, Text, catalogue, chrf, decode, encode
 
 PAIRS = [
     Pair(language, f"{language}{i} {'x' * i}", f"message {i}") for language in ("de", "fr", "ja") for i in range(40)

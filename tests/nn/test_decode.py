@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.models import moe_transformer, seq2seq
 from meshdsl.nn.decode.single import filter_logits
-from models import moe_transformer, seq2seq
 from tests.nn.moe_reference import simulated
 
 DOUBLE = md.nn.Precision("float64", "float64", "float64")

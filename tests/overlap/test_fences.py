@@ -10,10 +10,10 @@ import meshdsl as md
 from meshdsl.ir import Eqn
 from meshdsl.lowering.asynchrony import FENCE, pairs
 from meshdsl.lowering.program import Program
+from meshdsl.models.gpt_moe import gpt_moe
+from meshdsl.models.transformer import lm
 from meshdsl.overlap.fences import Kernels, is_product, products, windows
 from meshdsl.overlap.kernels import kernels_with_products
-from models.gpt_moe import gpt_moe
-from models.transformer import lm
 
 SIZES = {"batch": 16, "length": 32, "d_model": 64, "d_ff": 256, "vocab": 128, "layers": 2}
 CASES = {

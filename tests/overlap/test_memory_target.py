@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import meshdsl as md
+from meshdsl.models.transformer import lm
 from meshdsl.overlap.memory_target import GROWTH, SLOWER
 from meshdsl.overlap.values import OverlapPlan
-from models.transformer import lm
 
 MODEL = lm.replace(
     d_model=1024, d_ff=4096, heads=16, d_head=64, length=1024, batch=64, vocab=32768, compute_dtype="bfloat16"

@@ -16,10 +16,10 @@ from meshdsl.cost.memory import memory
 from meshdsl.cost.network import place
 from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.asynchrony import FENCE, Start
+from meshdsl.models.gpt_moe import gpt_moe
+from meshdsl.models.mlp import mlp
 from meshdsl.overlap.memory_target import MemoryTarget
 from meshdsl.overlap.planner import Planner
-from models.gpt_moe import gpt_moe
-from models.mlp import mlp
 from tests.stablehlo import cost_law
 
 SMALL = {"batch": 8, "length": 8, "layers": 2, "d_model": 16, "heads": 2, "d_head": 8, "d_ff": 32}

@@ -15,9 +15,9 @@ from meshdsl.cost.network import place
 from meshdsl.cost.profile import Form, Profile
 from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.program import Program
+from meshdsl.models.gpt_moe import gpt2_moe
 from meshdsl.overlap.plan import plan_overlap
 from meshdsl.overlap.values import Overlap
-from models.gpt_moe import gpt2_moe
 from tests.lowering.programs import draw
 
 MACHINE = md.machine("a100-p4de:compiled")

@@ -15,8 +15,8 @@ from meshdsl.dims import Dim
 from meshdsl.ir import Eqn, Scan, Var, verify
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
+from meshdsl.models.transformer import lm
 from meshdsl.overlap.skew import Stages, gathers_ahead, gradients_behind, skew
-from models.transformer import lm
 from tests.lowering.maker import Draw, Maker, whole_numbers
 from tests.lowering.programs import MESHES, draw_layout, same_bits
 

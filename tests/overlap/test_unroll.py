@@ -13,7 +13,7 @@ from meshdsl.ir import Scan, verify
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 from tests.lowering.programs import same_bits
 
 

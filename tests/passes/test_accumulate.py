@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 MICRO = md.Dim("micro", 2)
 ZEROS: dict[str, Callable[[md.Tensor], md.Tensor]] = {

@@ -9,8 +9,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ir import Graph, walk
-from models.gpt_moe import gpt_moe
-from models.transformer import lm
+from meshdsl.models.gpt_moe import gpt_moe
+from meshdsl.models.transformer import lm
 
 
 def products(graph: Graph, backward: bool = True) -> set[tuple[str, ...]]:

@@ -14,9 +14,9 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering import Program
 from meshdsl.lowering.simulate import coordinates, index_along
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 from meshdsl.tools.pictures.picture import Picture
-from models.mlp import mlp
-from models.transformer import lm
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,8 +8,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.report.rates import Rates, work_of
+from meshdsl.models import mlp, transformer
 from meshdsl.tools.commands.costing import amount, work
-from models import mlp, transformer
 
 LM = transformer.lm.replace(layers=2, length=32, d_model=32, heads=2, d_head=16, d_ff=64)
 

@@ -10,7 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl.cost.lanes import COMPUTE
 from meshdsl.cost.report.trace_events import trace_events
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 LM = lm.replace(batch=8, length=8, vocab=16, layers=3, d_model=8, heads=4, d_head=2, d_ff=16)
 

@@ -19,6 +19,7 @@ import jax
 
 import meshdsl as md
 from meshdsl.cost.network import place
+from meshdsl.models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
 from meshdsl.search.api import _compiled
 from meshdsl.search.evaluate import evaluate
 from meshdsl.search.floor import floor, kernels
@@ -26,7 +27,6 @@ from meshdsl.search.plan_layouts import Candidates
 from meshdsl.search.screen import ILLEGAL, Screen
 from meshdsl.search.space import space
 from meshdsl.search.variants import Variants
-from models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
 from tests.lowering.maker import program
 from tests.lowering.programs import MESHES
 

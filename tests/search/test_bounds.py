@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import meshdsl as md
+from meshdsl.models import mlp, transformer
 from meshdsl.search.api import _compiled
-from models import mlp, transformer
 from tests.search.bounds_law import drawn, other_knobs, violations
 from tests.search.test_search import CASES
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import meshdsl as md
+from meshdsl.models import llama, mlp, transformer
 from meshdsl.search.api import _compiled
 from meshdsl.search.floor import floor, kernels
-from models import llama, mlp, transformer
 from tests.search.bounds_law import other_knobs
 
 LM = transformer.lm.replace(batch=16, length=64, layers=2, d_model=64, heads=4, d_head=16, d_ff=128)

@@ -11,9 +11,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.errors.deadline import OutOfTimeError, deadline
+from meshdsl.models import mlp, transformer
 from meshdsl.search.knobs import TURNS
 from meshdsl.search.space import space
-from models import mlp, transformer
 
 SMALL = mlp.mlp.replace(batch=1024, io=512, hidden=1024)
 LM = transformer.lm.replace(batch=16, length=64, layers=2, d_model=64, heads=4, d_head=16, d_ff=128)

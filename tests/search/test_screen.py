@@ -9,9 +9,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.partition import partition
+from meshdsl.models import transformer
 from meshdsl.search import screen as screens
 from meshdsl.search.screen import ILLEGAL
-from models import transformer
 from tests.search.bounds_law import candidates_of
 
 LM = transformer.lm.replace(batch=16, length=64, layers=2, d_model=64, heads=4, d_head=16, d_ff=128, vocab=64)

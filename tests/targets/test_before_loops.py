@@ -11,8 +11,8 @@ import pytest
 import meshdsl as md
 from meshdsl.lowering.emit import emit
 from meshdsl.lowering.program import Program
+from meshdsl.models.transformer import lm
 from meshdsl.targets.tpu.before_loops import products_before_loops
-from models.transformer import lm
 from tests.lowering.programs import same_bits
 
 

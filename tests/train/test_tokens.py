@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.models import transformer
 from meshdsl.train import TokenFiles, train
 from meshdsl.train.tokens import shuffled
-from models import transformer
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 257, 1000])

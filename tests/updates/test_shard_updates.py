@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from models.mlp import mlp
-from models.transformer import lm
+from meshdsl.models.mlp import mlp
+from meshdsl.models.transformer import lm
 from tests.updates.law import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start, undecided
 
 CASES = [

@@ -50,7 +50,7 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
     parser.set_defaults(run=run, parser=parser)
     if workload:
-        parser.add_argument("workload", metavar="WORKLOAD", help="file.py:name, for example models/transformer.py:lm")
+        parser.add_argument("workload", metavar="WORKLOAD", help="a model (llama, transformer:lm) or file.py:name")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
     return parser
 

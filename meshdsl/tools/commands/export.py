@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from .common import OK, command, count, print_json
-from .weights import checkpoints_of, hub_directory, model_source, params_of_run, settings_of_run
+from .weights import checkpoints_of, hub_directory, params_of_run, settings_of_run
 
 __all__ = ["add"]
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("a Hugging Face directory needs both: OUT as hf:DIR, and --model NAME")
     checkpoints, step = checkpoints_of(options.run_directory, options.step)
     if hub is not None:
-        workload = settings_of_run(model_source(options.model), checkpoints, step, []).workload
+        workload = settings_of_run(options.model, checkpoints, step, []).workload
         md.export_hugging_face(params_of_run(checkpoints, step, workload), workload, hub)
         return _report(options, step)
     prefix = "params/" if options.params_only else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import devices
 from .common import OK, command, integer, positive, print_json
-from .weights import checkpoints_of, device_options, hub_directory, model_source, params_of_run, settings_of_run
+from .weights import checkpoints_of, device_options, hub_directory, params_of_run, settings_of_run
 
 __all__ = ["add"]
 
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     """Add the subcommand and its options."""
     about = "continue prompts of token ids, with the weights of a run or of a Hugging Face directory"
     parser = command(commands, "generate", run, about, workload=False)
-    parser.add_argument("model", metavar="MODEL", help="llama, gpt2, ... (models/NAME.py), or a workload file.py:name")
+    parser.add_argument("model", metavar="MODEL", help="llama, transformer:lm, or file.py:name")
     parser.add_argument("--params", required=True, metavar="DIR", help="the directory of a run, or hf:DIR")
     parser.add_argument(
         "--prompt-ids",
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.seed is not None and options.temperature is None:
         raise UsageError("--seed has no effect without --temperature: the likeliest token is taken")
-    source = model_source(options.model)
+    source = options.model
     workload = load(source)
     if workload.decoder is None:
         raise UsageError(f"{workload.name} has no decoder; give one: md.Workload(decoder=...)")

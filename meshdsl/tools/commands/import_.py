@@ -10,7 +10,7 @@ from typing import Any
 
 from . import devices
 from .common import OK, command, print_json, write
-from .weights import device_options, hub_directory, model_source
+from .weights import device_options, hub_directory
 
 __all__ = ["add"]
 
@@ -20,9 +20,7 @@ def add(commands: Any) -> None:
     about = "read a Hugging Face directory into sharded parameters, and save them as the first step of a run"
     parser = command(commands, "import", run, about, workload=False)
     parser.add_argument("source", metavar="hf:DIR", help="a directory with config.json and safetensors files")
-    parser.add_argument(
-        "--model", required=True, metavar="NAME", help="llama, gpt2, ... (models/NAME.py), or a workload file.py:name"
-    )
+    parser.add_argument("--model", required=True, metavar="NAME", help="llama, transformer:lm, or file.py:name")
     parser.add_argument("--out", metavar="RUN", help="the checkpoint directory of the run (default: only check)")
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the parameters (default: that of the files)")
     parser.add_argument("--layout", metavar="RULES", help="rules, or the name of a layout of the model")
@@ -39,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     directory = hub_directory(options.source)
     if directory is None:
         raise UsageError(f"write the directory as hf:DIR, got {options.source[:60]!r}")
-    source = model_source(options.model)
+    source = options.model
     workload = load(source)
     mesh, layout = mesh_and_layout(workload, options.layout, options.mesh)
     devices.check(options, mesh)

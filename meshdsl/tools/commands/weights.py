@@ -9,7 +9,7 @@ from typing import Any
 
 from .common import cpu_devices, reason_of
 
-__all__ = ["checkpoints_of", "device_options", "hub_directory", "model_source", "params_of_run", "settings_of_run"]
+__all__ = ["checkpoints_of", "device_options", "hub_directory", "params_of_run", "settings_of_run"]
 
 HUB = "hf:"
 
@@ -18,11 +18,6 @@ def device_options(parser: argparse.ArgumentParser) -> None:
     """Add `--devices`, for a command that runs as a single process."""
     parser.add_argument("--devices", type=cpu_devices, metavar="N", help="run on N CPU devices")
     parser.set_defaults(coordinator=None, processes=None, process=None, cluster="none")
-
-
-def model_source(text: str) -> str:
-    """A workload as file.py:name; a bare name such as `llama` is models/llama.py:llama."""
-    return f"models/{text}.py:{text}" if text.isidentifier() else text
 
 
 def hub_directory(text: str) -> Path | None:

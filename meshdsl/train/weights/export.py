@@ -30,7 +30,7 @@ def export_hugging_face(
 
     >>> import os, tempfile
     >>> import meshdsl as md
-    >>> from models.gpt2 import gpt2
+    >>> from meshdsl.models.gpt2 import gpt2
     >>> params, _ = gpt2.init(md.random.key(0))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     md.export_hugging_face(params, gpt2, folder)

@@ -42,7 +42,7 @@ def import_hugging_face(
 
     >>> import tempfile
     >>> import meshdsl as md
-    >>> from models.llama import llama
+    >>> from meshdsl.models.llama import llama
     >>> params, _ = llama.init(md.random.key(0))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     md.export_hugging_face(params, llama.replace(d_ff=128), folder)

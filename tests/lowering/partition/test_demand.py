@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.ir.min_cut import FlowGraph
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 from tests.lowering.gspmd_law import SLACK, cases, gspmd_bytes, our_bytes
 from tests.lowering.test_program import sent
 

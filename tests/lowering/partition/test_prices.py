@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import meshdsl as md
-from models.transformer import lm
+from meshdsl.models.transformer import lm
 
 SMALL = {"layers": 3, "d_model": 64, "heads": 4, "d_head": 16, "d_ff": 256, "length": 256, "batch": 4, "vocab": 128}
 
