@@ -21,7 +21,7 @@ CASES = (
         "rows:2 cols:8",
         "batch:rows; vocab:cols; d_ff:cols; heads:cols",
         "replicated",
-        ("list", "forward", "halves"),
+        ("list", "halves"),
     ),
     ("sharded update", "rows:16", "batch:rows", "sharded", ("list", "ring")),
     (

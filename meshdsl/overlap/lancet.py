@@ -42,12 +42,8 @@ class _Range:
     parts: int
 
 
-def lancet(
-    program: Program, machine: Machine, placement: Placement, dims: Sequence[str], gradients: bool = True
-) -> tuple[str, Program] | None:
+def lancet(program: Program, machine: Machine, placement: Placement, dims: Sequence[str]) -> tuple[str, Program] | None:
     """The name and the program of Lancet's plan along the best of these dims; None if the plan changes nothing.
-
-    Without `gradients` only ranges are split, and weight gradients stay where they are.
 
     Requires a program whose all_to_alls are outside loops.
     """
@@ -58,12 +54,12 @@ def lancet(
         among = [eqn for eqn in piped.eqns if eqn.outs[0] in one.values]
         piped = _pipelined(piped, split(piped, "", one.parts, cuts, among).program, machine, placement, among)
     tasks = tasks_of(piped, machine, placement)
-    order = dw_schedule(tasks) if gradients else list(tasks.all)
+    order = dw_schedule(tasks)
     if not ranges and order == list(tasks.all):
         return None
     counts = sorted({one.parts for one in ranges})
     shown = f"{len(ranges)} ranges in {' or '.join(map(str, counts))} parts" if ranges else "no range"
-    return f"{'dw, ' * gradients}{shown}", ordered(tasks, order)
+    return f"dw, {shown}", ordered(tasks, order)
 
 
 def _pipelined(

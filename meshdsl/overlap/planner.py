@@ -10,7 +10,6 @@ from ..cost.network import Placement
 from ..errors import LayoutError
 from ..errors.deadline import check_deadline
 from ..errors.units import seconds
-from ..ir import Eqn
 from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -73,7 +72,7 @@ class Planner:
         if mode in ("dw", "auto") and (exchanges or mode == "dw"):
             self.need_exchanges(mode, exchanges)
             yield from self.gradients(mode)
-        if mode in ("partition", "lancet", "auto") and (exchanges or mode != "auto"):
+        if mode in ("lancet", "auto") and (exchanges or mode != "auto"):
             self.need_exchanges(mode, exchanges)
             yield from self.lancet(mode)
         if mode in ("list", "auto"):
@@ -82,10 +81,8 @@ class Planner:
             yield from self.rings(mode)
         if mode in ("skew", "auto"):
             yield from self.skewed(mode)
-        if mode in ("forward", "auto"):
-            yield from self.halves(mode, [eqn for eqn in self.unrolled.eqns if not eqn.backward])
         if mode in ("halves", "auto"):
-            yield from self.halves(mode, self.unrolled.eqns)
+            yield from self.halves(mode)
 
     def exchanges_beside(self) -> bool:
         """True if the program has all_to_alls that run beside computation on this machine."""
@@ -166,14 +163,13 @@ class Planner:
             raise LayoutError(
                 f"overlap={mode!r}, dim={dim!r} has no effect: nothing runs in parts\n  {reason}\n  leave dim out"
             )
-        gradients = mode != "partition"
-        plan = lancet(self.unrolled, self.machine, self.placement, self.cut_dims(), gradients)
+        plan = lancet(self.unrolled, self.machine, self.placement, self.cut_dims())
         if plan is not None:
             yield plan
         elif mode != "auto":
             raise LayoutError(
-                f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts"
-                f"{', and no weight gradient can move' * gradients}\n  use overlap='auto', which may choose none"
+                f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts, "
+                "and no weight gradient can move\n  use overlap='auto', which may choose none"
             )
 
     def cut_dims(self) -> list[str]:
@@ -195,9 +191,9 @@ class Planner:
                 moved = {eqn.op.dim, eqn.op.to}
                 yield from (d.name for d in eqn.ins[0].dims if d.name not in of_inputs | moved)
 
-    def halves(self, mode: str, among: Sequence[Eqn]) -> Iterator[tuple[str, Program]]:
+    def halves(self, mode: str) -> Iterator[tuple[str, Program]]:
         n = self.request.parts
-        cuts = [(dim, split(self.unrolled, dim, n, among=among)) for dim in self.cut_dims()]
+        cuts = [(dim, split(self.unrolled, dim, n)) for dim in self.cut_dims()]
         sending = [(dim, parts) for dim, parts in cuts if _bytes_in_parts(parts)]
         if not sending and self.may_skip():
             return
@@ -212,8 +208,7 @@ class Planner:
             )
         dim, parts = max(sending, key=lambda one: (_bytes_in_parts(one[1]), one[1].equations))
         hold, program = self.staggered(parts)
-        where = "" if among is self.unrolled.eqns else "forward, "
-        yield f"{where}{n} parts of {dim}, {seconds(hold)} apart", program
+        yield f"{n} parts of {dim}, {seconds(hold)} apart", program
 
     def staggered(self, parts: Parts) -> tuple[float, Program]:
         """The best of a few delays between the parts, in seconds, and the program with it."""

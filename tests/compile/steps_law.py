@@ -119,11 +119,11 @@ def _draw_overlap(rng: random.Random, loops: bool, exchanges: bool) -> dict[str,
     """Options of the overlap; modes that need a loop or an exchange are seldom drawn for models without."""
     if rng.random() < 0.4:
         return {}
-    rare = [*(() if loops else ("skew",)), *(() if exchanges else ("dw", "partition", "lancet"))]
+    rare = [*(() if loops else ("skew",)), *(() if exchanges else ("dw", "lancet"))]
     options: dict[str, Any] = {"mode": rng.choice([m for m in MODES[1:] if m not in rare or rng.random() < 0.1])}
-    if options["mode"] in ("forward", "halves", "auto") and rng.random() < 0.3:
+    if options["mode"] in ("halves", "auto") and rng.random() < 0.3:
         options["parts"] = rng.choice([2, 3])
-    if options["mode"] in ("forward", "halves", "partition", "lancet") and rng.random() < 0.4:
+    if options["mode"] in ("halves", "lancet") and rng.random() < 0.4:
         options["dim"] = rng.choice(["batch", "length", "slot"])
     return options
 

@@ -152,7 +152,7 @@ def test_compile_for_keeps_every_product_of_experts_in_its_window() -> None:
 
     x = md.spec("batch:64 length:256 model:512", "bfloat16")
     where = "rows:8", "batch:rows; expert:rows"
-    compiled = md.compile(layers, *where, overlap="forward", machine="tpu-v5e")
+    compiled = md.compile(layers, *where, overlap="halves", machine="tpu-v5e")
     windows = md.compile_for("tpu:v5e:2x4", compiled.program(layers.specs(x), x)).windows
     assert len(windows) == 8 and sum(window.planned for window in windows) >= 12
     assert [str(window) for window in windows if window.inside < window.planned or not window.asynchronous] == []

@@ -35,7 +35,7 @@ MACHINE = md.machine("a100-p4de:compiled")
 LEVELS = tuple(replace(level, bandwidth=1e10, latency=0.0) for level in MACHINE.network.levels)
 # On a machine without latencies, whose network is slow, ranges of toy size are faster in parts
 SLOW = replace(MACHINE, launch=0.0, network=replace(MACHINE.network, levels=LEVELS, launch=0.0, tables=(), combine={}))
-MODES = ("dw", "partition", "lancet", "list", "forward", "halves")
+MODES = ("dw", "lancet", "list", "halves")
 ROUTERS: dict[str, dict[str, Any]] = {
     "gshard_paper": {"policy": "threshold"},
     "top2": {"policy": "threshold", "threshold": 0.3},
@@ -107,7 +107,7 @@ def plain(
 
 
 def planned(program: Program, mode: str, **options: Any) -> Program:
-    machine = SLOW if mode == "partition" else MACHINE
+    machine = SLOW if mode == "lancet" else MACHINE
     return plan_overlap(program, Overlap(mode, **options), machine, place(machine.network, program.mesh))[0]
 
 
@@ -158,9 +158,8 @@ def test_overlap_keeps_loss_tokens_and_bytes_of_every_router(k: int) -> None:
     program, _, (_, _, dropped, *_) = plain(router)
     assert 0 < dropped.sum() < dropped.size  # the capacity binds
     assert in_two(program, law((router,), "halves"))
-    law((router,), ("dw", "lancet", "list", "forward")[k % 4])
+    made = law((router,), ("dw", "list", "lancet", "list")[k % 4])
     if k % 4 == 2:
-        made = law((router,), "partition")
         assert any(eqn.op is PART for eqn in made.eqns)  # a range runs in parts
     if k % 4 == 0:
         law((router, DOUBLE), "halves")
@@ -229,8 +228,7 @@ def test_parts_of_slots_run_on_devices_as_simulated() -> None:
 
 
 EMITTED = [("batch_prioritised", "halves")]
-RUN = tuple(mode for mode in MODES if mode != "partition")  # "lancet" runs its parts
-LONG = [(router, mode) for router in ROUTERS for mode in RUN if (router, mode) not in EMITTED]
+LONG = [(router, mode) for router in ROUTERS for mode in MODES if (router, mode) not in EMITTED]
 
 
 @pytest.mark.parametrize(("router", "mode"), [*EMITTED, *(pytest.param(*one, marks=pytest.mark.slow) for one in LONG)])
