@@ -34,6 +34,7 @@ ORDER = [
     ["control"],
     ["jax_functions"],
     ["passes"],
+    ["pipelines"],
     ["lowering"],
     ["targets"],
     ["cost"],

@@ -27,6 +27,7 @@ from ..lowering.unroll import unroll
 from ..overlap.plan import plan_overlap
 from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from ..passes.simplify import simplify
+from ..pipelines import Schedule, pipelined
 from ..targets import FUSED, Target, target_named
 from ..targets.attention import with_kernels
 from ..updates.groups import RefinedMesh
@@ -62,6 +63,7 @@ class State:
     program: Program | None = None
     weight_update: UpdateTable = UNCHANGED
     overlap: OverlapPlan = UNPLANNED
+    schedules: tuple[Schedule, ...] = ()  # of the pipelines
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Pass:
 def _decides(options: Options) -> Machine | None:
     """The machine that decides on weight updates; None unless the mode is "auto"."""
     return options.machine if options.weight_update.mode == "auto" else None
+
+
+def _pipeline(state: State, options: Options) -> State:
+    graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout)
+    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules)
 
 
 def _shard_weight_updates(state: State, options: Options) -> State:
@@ -146,6 +153,7 @@ GRAPH_PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (("simplify", s
 
 # For one mesh and layout
 PASSES: tuple[Pass, ...] = (
+    Pass("pipeline", _pipeline),
     Pass("shard weight updates", _shard_weight_updates),
     Pass("partition", _partition),
     Pass(

@@ -1,0 +1,224 @@
+"""Find the loop over micro-batches whose layers a layout maps to stages, and sort its equations by when they run.
+
+A micro-batch's equations are FIXED if they read no micro-batch, BEFORE its layers, BETWEEN the forward and the backward
+loop over them, and AFTER the backward loop. Only sums leave the loop, so each term of a sum can be added in the tick
+that computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..dims import Dim, show
+from ..errors import LayoutError, at
+from ..ir import Eqn, Graph, Scan, Var, acts, dce
+from ..layouts import Layout, Mesh
+from ..ops.elementwise import ADD
+from ..ops.reductions import BROADCAST
+from ..passes.accumulate import running_sum
+from ..trace import FULL
+from .schedule import Schedule
+
+__all__ = ["Level", "Loop", "Terms", "find", "loop_of", "values"]
+
+
+class Level(IntEnum):
+    """When a value of a micro-batch is computed."""
+
+    FIXED = 0
+    BEFORE = 1
+    BETWEEN = 2
+    AFTER = 3
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms that a micro-batch adds to one sum, by what computes them."""
+
+    rows: tuple[int, ...]  # stacked results of the backward loop, by number: gradients of the layers' weights
+    carries: tuple[int, ...]  # last carries of the backward loop that sum over layers: gradients of shared weights
+    between: tuple[Var, ...]
+    after: tuple[Var, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop over micro-batches, the loops over layers in its body, and the schedule of its ticks."""
+
+    eqn: Eqn
+    forward: Eqn
+    backward: Eqn
+    dim: Dim  # of the layers
+    schedule: Schedule
+    levels: dict[Var, Level]
+    terms: tuple[Terms, ...]  # for each carry of the loop over micro-batches
+
+    @property
+    def shipped(self) -> tuple[int, ...]:
+        """The carries of the backward loop that go from stage to stage; the others are sums over layers."""
+        apart = {i for each in self.terms for i in each.carries}
+        return tuple(i for i in range(loop_of(self.backward).carries) if i not in apart)
+
+    @property
+    def body(self) -> Graph:
+        """The computation of one micro-batch."""
+        return loop_of(self.eqn).body
+
+
+def loop_of(eqn: Eqn) -> Scan:
+    """The loop of an equation that is known to be one."""
+    assert isinstance(eqn.control, Scan)
+    return eqn.control
+
+
+def values(body: Graph, given: Sequence[Var], wanted: Sequence[Var]) -> Graph:
+    """The part of a body that computes some of its values from others."""
+    known = set(given)
+    eqns = tuple(eqn for eqn in body.eqns if known.isdisjoint(eqn.outs))
+    return dce(Graph(tuple(given), eqns, tuple(wanted)))
+
+
+def find(eqn: Eqn, mesh: Mesh, layout: Layout) -> Loop | None:
+    """The pipeline of an equation; None if it is no loop over micro-batches of layers that are mapped to stages.
+
+    Raises `LayoutError`, with the user's line, for such a loop that cannot run as a pipeline.
+    """
+    if not isinstance(eqn.control, Scan):
+        return None
+    pairs = list(_pairs(eqn.control, mesh, layout))
+    if not pairs:
+        return None
+    forward, backward = pairs[0]
+    dim = loop_of(forward).dim
+    stages = mesh.count(layout.axes(dim.name))
+    _check(eqn, pairs, stages)
+    levels = _levels(eqn.control, forward, backward)
+    if max((levels[v] for v in forward.ins), default=Level.FIXED) > Level.BEFORE:
+        raise _refused(forward, dim, "its layers read what a later part of the same micro-batch computes")
+    terms = _terms(eqn.control, forward, backward, levels)
+    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips), levels, terms)
+
+
+def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
+    """The forward and backward loops over layers that are mapped to stages.
+
+    The rows of the backward loop include gradients that a micro-batch adds to a sum: those of the layers' weights. A
+    loop over positions, as of a recurrent network, has none.
+    """
+    scans = [(eqn, eqn.control) for eqn in loop.body.eqns if isinstance(eqn.control, Scan)]
+    leaves = {v for i in range(loop.carries) for v in _leaves(loop, i)}
+    for backward, there in scans:
+        if mesh.count(layout.axes(there.dim.name)) < 2 or leaves.isdisjoint(backward.outs[there.carries :]):
+            continue
+        before = [eqn for eqn, scan in scans if scan.dim == there.dim and scan.reverse != there.reverse]
+        saved = [eqn for eqn in before if not set(eqn.outs).isdisjoint(backward.ins)] or before
+        if saved:
+            yield saved[0], backward
+
+
+def _leaves(loop: Scan, i: int) -> list[Var]:
+    """The terms that the body adds to carry i; the values themselves if it does not only add to it."""
+    body = loop.body
+    carry, out = body.ins[loop.consts + i], body.outs[i]
+    added = running_sum(body, carry, out)
+    if added is None:
+        return []
+    producers = {v: eqn for eqn in body.eqns for v in eqn.outs}
+    reads = [v for eqn in body.eqns for v in eqn.ins] + list(body.outs)
+    pending, leaves = [v for v in added.ins if v is not carry], list[Var]()
+    while pending:
+        v = pending.pop()
+        eqn = producers.get(v)
+        if eqn is not None and eqn.op is ADD and reads.count(v) == 1 and all(x.type == v.type for x in eqn.ins):
+            pending += eqn.ins
+        else:
+            leaves.append(v)
+    return leaves
+
+
+def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int) -> None:
+    """Raise `LayoutError` for a loop over micro-batches that cannot run as a pipeline."""
+    loop = loop_of(eqn)
+    forward, backward = pairs[0]
+    dim = loop_of(forward).dim
+    if stages > dim.size:
+        raise _refused(forward, dim, f"the layout makes {stages} stages of {dim.size} layers, and a stage has one or more")
+    same = [e for e in loop.body.eqns if isinstance(e.control, Scan) and e.control.dim == dim]
+    if len(pairs) > 1 or len(same) > 2:
+        other = next(e for pair in [*pairs, same] for e in pair if e not in (forward, backward))
+        raise _refused(other, dim, "a step has one stack of layers in stages, and here is a second one")
+    if loop_of(forward).reverse:
+        raise _refused(forward, dim, "its layers run from the last to the first")
+    if len(loop.body.outs) > loop.carries:
+        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them")
+    printing = next((e for e in loop.body.eqns if acts(e)), None)
+    if printing is not None:
+        raise _refused(printing, dim, f"{printing.op} would run in the ticks that compute nothing too")
+    for i in range(loop.carries):
+        if running_sum(loop.body, loop.body.ins[loop.consts + i], loop.body.outs[i]) is None:
+            raise _refused(eqn, dim, "a micro-batch reads what another one computed, and they run at the same time")
+
+
+def _refused(eqn: Eqn, dim: Dim, why: str) -> LayoutError:
+    problem = LayoutError(
+        f"the layout maps {dim.name!r} to pipeline stages, and this step cannot run in stages\n"
+        f"  {why}\n"
+        f"  map {dim.name!r} to no axis, or run the step without micro-batches: then {dim.name!r} only says where "
+        "weights are stored"
+    )
+    return at(problem, eqn.where)
+
+
+def _levels(loop: Scan, forward: Eqn, backward: Eqn) -> dict[Var, Level]:
+    body = loop.body
+    levels = dict.fromkeys(body.ins[: loop.consts], Level.FIXED)
+    levels |= dict.fromkeys(body.ins[loop.consts + loop.carries :], Level.BEFORE)
+    for eqn in body.eqns:
+        if not all(v in levels for v in eqn.ins):
+            continue  # it adds to a sum
+        level = max((levels[v] for v in eqn.ins), default=Level.FIXED)
+        level = Level.BETWEEN if eqn is forward else Level.AFTER if eqn is backward else level
+        levels |= dict.fromkeys(eqn.outs, level)
+    return levels
+
+
+def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
+    eqn = producers.get(v)
+    if eqn is not None and eqn.op is BROADCAST:
+        return _is_zero(eqn.ins[0], producers)
+    return eqn is not None and eqn.op is FULL and not eqn.params["value"]
+
+
+def _terms(loop: Scan, forward: Eqn, backward: Eqn, levels: dict[Var, Level]) -> tuple[Terms, ...]:
+    leaves = [_leaves(loop, i) for i in range(loop.carries)]
+    counts: dict[Var, int] = {}
+    for v in [v for eqn in loop.body.eqns for v in eqn.ins]:
+        counts[v] = counts.get(v, 0) + 1
+    there, producers = loop_of(backward), {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
+    apart = {
+        v
+        for i, v in enumerate(backward.outs[: there.carries])
+        if counts.get(v) == 1
+        and _is_zero(backward.ins[there.consts + i], producers)
+        and running_sum(there.body, there.body.ins[there.consts + i], there.body.outs[i]) is not None
+    }
+    rows = backward.outs[there.carries :]
+    own = {v for v in rows if any(v in each for each in leaves)}
+    for v in rows:
+        if counts.get(v, 0) != (v in own):
+            reader = next(e for e in loop.body.eqns if v in e.ins and e.op is not ADD)
+            dims = f"gradient {show(v.dims)} of its layers"
+            raise _refused(reader, there.dim, f"{reader.op} reads the {dims} before the micro-batches are added up")
+    def split(each: list[Var]) -> Terms:
+        numbers = {v: i for i, v in enumerate(backward.outs)}
+        plain = [v for v in each if v not in own and v not in apart]
+        return Terms(
+            tuple(numbers[v] - there.carries for v in each if v in own),
+            tuple(numbers[v] for v in each if v in apart),
+            tuple(v for v in plain if levels[v] < Level.AFTER),
+            tuple(v for v in plain if levels[v] is Level.AFTER),
+        )
+
+    return tuple(split(each) for each in leaves)

@@ -1,0 +1,76 @@
+"""The pass: loops over micro-batches whose layers the layout maps to stages become loops over ticks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..dims import Dim
+from ..ir import Eqn, Graph, Var, verify, walk
+from ..layouts import Layout, Mesh
+from ..passes.simplify import simplify
+from ..trace import location, trace
+from .find import Loop, find, loop_of
+from .schedule import Schedule
+from .stages import StageDims
+from .ticks import Dims, run_ticks
+
+__all__ = ["pipelined"]
+
+
+def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
+    """The graph with pipelines, the layout with their dims of stages, and their schedules.
+
+    Raises `LayoutError`, with the user's line, for a loop over micro-batches whose layers are mapped to stages and that
+    cannot run in stages.
+    """
+    found = [loop for eqn in _equations(graph) if (loop := find(eqn, mesh, layout)) is not None]
+    if not found:
+        return graph, layout, ()
+    names = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims} | set(layout.rules)
+    replaced: dict[Eqn, tuple[Graph, Dims]] = {}
+    rules = dict(layout.rules)
+    for loop in found:
+        dims = _dims(loop, names)
+        rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
+        with location(loop.eqn.where):
+            ticks, _, _ = trace(lambda *xs, loop=loop, dims=dims: run_ticks(loop, xs, dims), [v.type for v in loop.eqn.ins])
+        replaced[loop.eqn] = ticks
+    graph = simplify(verify(_with(graph, replaced), "pipeline"))
+    return graph, Layout(rules, overrides=layout.overrides), tuple(loop.schedule for loop in found)
+
+
+def _equations(graph: Graph):
+    return [eqn for eqn, _ in walk(graph)]
+
+
+def _dims(loop: Loop, names: set[str]) -> Dims:
+    """Dims whose names nothing has yet; they are added to `names`."""
+
+    def fresh(name: str, size: int) -> Dim:
+        while name in names:
+            name += "_"
+        names.add(name)
+        return Dim(name, size)
+
+    schedule = loop.schedule
+    inner = fresh(f"{loop.dim.name}_of_stage", -(-loop.dim.size // schedule.stages))
+    stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner)
+    ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.microbatches, schedule.warm), strict=True)
+    a, b, c = (fresh(name, size) for name, size in ticks)
+    return Dims(stages, fresh("slot", schedule.slots), (a, b, c))
+
+
+def _with(graph: Graph, replaced: dict[Eqn, Graph]) -> Graph:
+    """The graph with the equations of some loops in place of the loops."""
+    renamed: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        eqn_ins = tuple(renamed.get(v, v) for v in eqn.ins)
+        if eqn not in replaced:
+            eqns.append(eqn.replace(ins=eqn_ins).map_graphs(lambda inner: _with(inner, replaced)))
+            continue
+        ticks = replaced[eqn]
+        inner = dict(zip(ticks.ins, eqn_ins, strict=True))
+        eqns += [e.replace(ins=tuple(inner.get(v, v) for v in e.ins)) for e in ticks.eqns]
+        renamed.update(zip(eqn.outs, (inner.get(v, v) for v in ticks.outs), strict=True))
+    return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))

@@ -1,0 +1,315 @@
+"""The three loops over ticks that replace the loop over micro-batches.
+
+Every stage computes in every tick. Before its first and after its last micro-batch it computes what nobody reads, and
+only what is added to a sum is masked. A value of one micro-batch that several stages read at different ticks, such as a
+mask, is computed by each of them from the rows of the batch, which all of them store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..control import scan
+from ..control.batching import batched
+from ..dims import Dim
+from ..ir import Graph, Type, Var
+from ..ops.creation import full, zeros_like
+from ..ops.dynamic import dynamic_update_slice
+from ..ops.elementwise import add, maximum, minimum, where
+from ..ops.indexing import iota, take
+from ..ops.reductions import broadcast, sum
+from ..ops.slicing import shift
+from ..trace import Tensor, evaluate
+from .find import Level, Loop, loop_of, values
+from .schedule import Schedule
+from .stages import StageDims, layers_of_stages, of_stage, own_layers, run_stages, stacked_again
+
+__all__ = ["Dims", "run_ticks"]
+
+FILL = 0.0  # what stages compute with before their first micro-batch; no result depends on it
+Key = tuple[str, int]  # of a sum: rows or a carry of the backward loop, by number, or terms of a carry of the step
+Sums = dict[Key, Tensor]
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The new dims of a pipeline."""
+
+    stages: StageDims
+    slot: Dim
+    ticks: tuple[Dim, Dim, Dim]  # of forward passes, of both, of backward passes
+
+
+def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
+    """The results of the loop over micro-batches, from its operands."""
+    pipe, schedule = _pipe(loop, dims, ins), loop.schedule
+    starts = (0, schedule.warm, schedule.microbatches + schedule.warm)
+    ticks = [iota(dim) + start if start else iota(dim) for dim, start in zip(dims.ticks, starts, strict=True)]
+
+    def fill(state: Any, tick: Tensor) -> Any:
+        ring, forward, _ = pipe.forward(tick, *state)
+        return (ring, forward), None
+
+    def steady(state: Any, tick: Tensor) -> Any:
+        ring, forward, backward, sums = state
+        ring, forward, last = pipe.forward(tick, ring, forward)
+        entering, terms = pipe.between(tick, last)
+        backward, more = pipe.backward(tick, ring, backward, entering)
+        return (ring, forward, backward, _added(sums, terms, more)), None
+
+    def drain(state: Any, tick: Tensor) -> Any:
+        backward, sums = state
+        backward, terms = pipe.backward(tick, ring, backward, None)
+        return (backward, _added(sums, terms)), None
+
+    (ring, forward), _ = scan(fill, pipe.before_forward(), ticks[0], over=dims.ticks[0])
+    state = (ring, forward, *pipe.before_backward())
+    (ring, _, backward, sums), _ = scan(steady, state, ticks[1], over=dims.ticks[1])
+    (_, sums), _ = scan(drain, (backward, sums), ticks[2], over=dims.ticks[2])
+    return pipe.results(sums)
+
+
+def _pipe(loop: Loop, dims: Dims, ins: Sequence[Tensor]) -> _Pipe:
+    body, scans = loop.body, (loop.forward, loop.backward)
+    wanted = [v for v in dict.fromkeys(v for eqn in scans for v in eqn.ins) if loop.levels[v] is Level.FIXED]
+    consts = loop_of(loop.eqn).consts
+    fixed = dict(zip(wanted, evaluate(values(body, body.ins[:consts], wanted), ins[:consts]), strict=True))
+    rows = [v for eqn in scans for v in _operands(eqn)[2] if v in fixed]
+    return _Pipe(loop, dims, ins, fixed, {v: layers_of_stages(fixed[v], dims.stages) for v in rows})
+
+
+def _added(sums: Sums, *terms: Sums) -> Sums:
+    for each in terms:
+        sums = {key: add(total, each[key]) if key in each else total for key, total in sums.items()}
+    return sums
+
+
+def _filled(dims: Sequence[Dim], like: Var) -> Tensor:
+    return full(dims, FILL if like.dtype.kind in "fVc" else 0, like.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pipe:
+    """A pipeline and the operands of its loop over micro-batches; the methods compute one tick of all stages."""
+
+    loop: Loop
+    dims: Dims
+    ins: Sequence[Tensor]
+    fixed: Mapping[Var, Tensor]  # what the loops over layers read that no micro-batch changes
+    fixed_layers: Mapping[Var, Tensor]  # of that, the stacks, as [stage inner ...]: weights of the layers
+
+    @property
+    def stage(self) -> Dim:
+        return self.dims.stages.stage
+
+    @cached_property
+    def given(self) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+        """The constants and the rows of the body."""
+        consts, _, rows = loop_of(self.loop.eqn).inputs(self.loop.body.ins)
+        return tuple(consts), tuple(rows)
+
+    @cached_property
+    def crossing(self) -> tuple[Var, ...]:
+        """Values computed between the loops over layers that the backward loop or later equations read."""
+        consts, _, rows = _operands(self.loop.backward)
+        saved = {*self.saved}
+        read = [v for v in (*consts, *rows) if v not in saved]
+        read += [v for v in _read(self._after(self._between_values)) if self.loop.levels.get(v) is Level.BETWEEN]
+        return tuple(v for v in dict.fromkeys(read) if self.loop.levels[v] is Level.BETWEEN)
+
+    @cached_property
+    def _between_values(self) -> tuple[Var, ...]:
+        return tuple(v for v, level in self.loop.levels.items() if level is Level.BETWEEN)
+
+    @cached_property
+    def saved(self) -> tuple[Var, ...]:
+        """Rows of the forward loop that the backward loop reads, in the ring."""
+        _, rows = loop_of(self.loop.forward).results(self.loop.forward.outs)
+        read = set(_operands(self.loop.backward)[2])
+        return tuple(v for v in rows if v in read)
+
+    def _after(self, given: Sequence[Var]) -> Graph:
+        """The terms that are computed after the backward loop, from its carries and the values in `given`."""
+        wanted = [v for each in self.loop.terms for v in each.after]
+        carries, _ = loop_of(self.loop.backward).results(self.loop.backward.outs)
+        return values(self.loop.body, [*self.given[0], *self.given[1], *given, *carries], wanted)
+
+    @cached_property
+    def between_graph(self) -> Graph:
+        """What the loops over layers need from each other, and terms, from the results of the forward loop."""
+        carries = _operands(self.loop.backward)[1]
+        wanted = [carries[i] for i in self.loop.shipped] + [*self.crossing]
+        wanted += [v for each in self.loop.terms for v in each.between]
+        return values(self.loop.body, [*self.given[0], *self.given[1], *self.loop.forward.outs], wanted)
+
+    @cached_property
+    def collected(self) -> tuple[Var, ...]:
+        """Rows of the forward loop that are read between the loops: they go from stage to stage until complete."""
+        _, rows = loop_of(self.loop.forward).results(self.loop.forward.outs)
+        read = _read(self.between_graph)
+        return tuple(v for v in rows if v in read)
+
+    def row(self, number: Tensor) -> list[Tensor]:
+        """The rows of a micro-batch, by its number; with the dim `stage` if each stage has its own number."""
+        number = maximum(minimum(number, self.loop.schedule.microbatches - 1), 0)
+        consts, carries, rows = loop_of(self.loop.eqn).inputs(self.ins)
+        return [take(x, number, loop_of(self.loop.eqn).dim) for x in rows]
+
+    def before_forward(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The ring and the carries of the forward loop before the first tick."""
+        stage, inner = self.stage, self.dims.stages.inner
+        ring = [_filled((self.dims.slot, stage, inner, *v.dims[1:]), v) for v in self.saved]
+        forward = [_filled((stage, *v.dims), v) for v in _operands(self.loop.forward)[1]]
+        return ring, [*forward, *(_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected)]
+
+    @cached_property
+    def _every(self) -> Dim:
+        return Dim(f"{self.stage.name}__collected", self.stage.size)
+
+    def before_backward(self) -> tuple[list[Tensor], Sums]:
+        """The carries of the backward loop, and the sums, before the first tick with a backward pass."""
+        carries, rows = loop_of(self.loop.backward).results(self.loop.backward.outs)
+        states = [*(carries[i] for i in self.loop.shipped), *self.crossing]
+        sums: Sums = {}
+        for i, terms in enumerate(self.loop.terms):
+            inner = self.dims.stages.inner
+            sums |= {("rows", n): self._zeros((inner, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
+            sums |= {("carry", n): self._zeros(carries[n].dims, carries[n]) for n in terms.carries}
+            if terms.between or terms.after:
+                sums["terms", i] = zeros_like(self.loop.eqn.outs[i].type)
+        return [_filled((self.stage, *v.dims), v) for v in states], sums
+
+    def _zeros(self, dims: Sequence[Dim], like: Var) -> Tensor:
+        return zeros_like(Type((self.stage, *dims), like.dtype))
+
+    def forward(self, tick: Tensor, ring: list[Tensor], state: list[Tensor]) -> Any:
+        """Returns the ring, the carries for the next tick, and the results of the last stage's micro-batch."""
+        loop, stages, n = self.loop, self.dims.stages, loop_of(self.loop.forward).carries
+        consts, carries, rows = _operands(loop.forward)
+        first = values(loop.body, [*self.given[0], *self.given[1]], carries)
+        entering = evaluate(first, [*self.ins[: len(self.given[0])], *self.row(tick)])
+        is_first = iota(self.stage) == 0
+        carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
+        own = self._own(tick - iota(self.stage), consts, rows, {})
+        after, new_rows = run_stages(loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages)
+        by_row = dict(zip(loop.forward.outs[n:], new_rows, strict=True))
+        slot = tick % loop.schedule.slots
+        ring = [
+            dynamic_update_slice(x, broadcast(by_row[v], (Dim(self.dims.slot.name, 1), *by_row[v].dims)), self.dims.slot.name, slot)
+            for x, v in zip(ring, self.saved, strict=True)
+        ]
+        here = broadcast(iota(self.stage), (self.stage, self._every)) == iota(self._every)
+        collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
+        last = [of_stage(x, self.stage, self.stage.size - 1) for x in (*after, *collected)]
+        every = StageDims(stages.layer, self._every, stages.inner)
+        complete = [stacked_again(x, every) for x in last[n:]]
+        moved = [shift(x, self.stage, 1) for x in (*after, *collected)]
+        return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
+
+    def between(self, tick: Tensor, last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
+        """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
+        consts, rows = self.ins[: len(self.given[0])], self.row(tick - self.loop.schedule.warm)
+        graph = self.between_graph
+        known = [*consts, *rows, *(last.get(v) for v in graph.ins[len(consts) + len(rows) :])]
+        graph, known = _without_missing(graph, known)
+        found = evaluate(graph, known)
+        entering = len(self.loop.shipped) + len(self.crossing)
+        terms = iter(found[entering:])
+        sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
+        return found[:entering], {key: _sum(xs) for key, xs in sums.items() if xs}
+
+    def backward(
+        self, tick: Tensor, ring: list[Tensor], state: list[Tensor], entering: list[Tensor] | None
+    ) -> tuple[list[Tensor], Sums]:
+        """Returns the carries after the tick and what it adds to the sums; `entering` goes into the last stage."""
+        loop, schedule, stages = self.loop, self.loop.schedule, self.dims.stages
+        state = [shift(x, self.stage, -1) for x in state]
+        if entering is not None:
+            is_last = iota(self.stage) == self.stage.size - 1
+            state = [where(is_last, x, old) for x, old in zip(entering, state, strict=True)]
+        number = tick - schedule.delay + iota(self.stage)
+        valid = (number >= 0) & (number < schedule.microbatches)
+        slots = (tick + iota(self.stage) * 2 + 1) % schedule.slots
+        known = {v: take(x, slots, self.dims.slot) for v, x in zip(self.saved, ring, strict=True)}
+        shipped = dict(zip(loop.shipped, state, strict=False))
+        crossing = dict(zip(self.crossing, state[len(shipped) :], strict=True))
+        consts, carries, rows = _operands(loop.backward)
+        own = self._own(number, consts, rows, {**known, **crossing})
+        carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
+        after, new_rows = run_stages(loop.backward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages)
+        sums: Sums = {}
+        for terms in loop.terms:
+            sums |= {("rows", n): where(valid, new_rows[n], 0) for n in terms.rows}
+            sums |= {("carry", n): where(valid, after[n], 0) for n in terms.carries}
+        moved = [*(after[i] for i in loop.shipped), *crossing.values()]
+        return moved, {**sums, **self._after_terms(tick, moved)}
+
+    def _after_terms(self, tick: Tensor, state: list[Tensor]) -> Sums:
+        """The terms that the first stage's micro-batch adds, whose backward pass is complete."""
+        loop, number = self.loop, tick - self.loop.schedule.delay
+        if not any(each.after for each in loop.terms):
+            return {}
+        ends = [of_stage(x, self.stage, 0) for x in state]
+        carries = loop.backward.outs
+        named = dict(zip([*(carries[i] for i in loop.shipped), *self.crossing], ends, strict=True))
+        consts, rows = self.ins[: len(self.given[0])], self.row(number)
+        graph = self._after(self._between_values)
+        known = [*consts, *rows, *(named.get(v) for v in graph.ins[len(consts) + len(rows) :])]
+        found = iter(evaluate(*_without_missing(graph, known)))
+        sums = {("terms", i): [next(found) for _ in each.after] for i, each in enumerate(loop.terms)}
+        return {key: where(number >= 0, _sum(xs), 0) for key, xs in sums.items() if xs}
+
+    def _own(
+        self, number: Tensor, consts: Sequence[Var], rows: Sequence[Var], known: Mapping[Var, Tensor]
+    ) -> list[Tensor]:
+        """Constants and rows of a loop over layers, where each stage has another micro-batch."""
+        loop, stages = self.loop, self.dims.stages
+        own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE]
+        given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
+        graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
+        computed = {v: staged(x, self.stage) for v, x in zip(own, batched(graph, given, self.stage), strict=True)}
+        saved = set(self.saved)
+
+        def layers(v: Var) -> Tensor:
+            if v in self.fixed_layers or v in saved:
+                return self.fixed_layers[v] if v in self.fixed_layers else known[v]
+            return own_layers(computed[v] if v in computed else known[v], stages)
+
+        either = {**self.fixed, **computed, **known}
+        return [*(either[v] for v in consts), *(layers(v) for v in rows)]
+
+    def results(self, sums: Sums) -> list[Tensor]:
+        """The last carries of the loop over micro-batches."""
+        first = loop_of(self.loop.eqn).inputs(self.ins)[1]
+        totals: list[Tensor] = []
+        for i, (start, terms) in enumerate(zip(first, self.loop.terms, strict=True)):
+            parts = [stacked_again(sums["rows", n], self.dims.stages) for n in terms.rows]
+            parts += [sum(sums["carry", n], self.stage) for n in terms.carries]
+            parts += [sums["terms", i]] if ("terms", i) in sums else []
+            totals.append(add(_sum(parts), start))
+        return totals
+
+
+def _operands(eqn: Any) -> Any:
+    """The constants, first carries and stacks of a loop's equation."""
+    return loop_of(eqn).inputs(eqn.ins)
+
+
+def _read(graph: Graph) -> set[Var]:
+    return {v for eqn in graph.eqns for v in eqn.ins} | set(graph.outs)
+
+
+def _without_missing(graph: Graph, known: Sequence[Tensor | None]) -> tuple[Graph, list[Tensor]]:
+    """The graph without inputs that it does not read, and the values of the others."""
+    kept = [(v, x) for v, x in zip(graph.ins, known, strict=True) if x is not None]
+    return graph.replace(ins=tuple(v for v, _ in kept)), [x for _, x in kept]
+
+
+def _sum(xs: Sequence[Tensor]) -> Tensor:
+    total = xs[0]
+    for x in xs[1:]:
+        total = add(total, x)
+    return total
