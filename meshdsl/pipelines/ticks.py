@@ -63,7 +63,7 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
     def drain(state: Any, tick: Tensor) -> Any:
         backward, sums = state
         backward, terms = pipe.backward(tick, ring, backward, None)
-        return (backward, _added(sums, terms)), None
+        return (backward, sums | _added({key: sums[key] for key in terms}, terms)), None
 
     (ring, forward), _ = scan(fill, pipe.before_forward(), ticks[0], over=dims.ticks[0])
     state = (ring, forward, *pipe.before_backward())
@@ -82,9 +82,7 @@ def _pipe(loop: Loop, dims: Dims, ins: Sequence[Tensor]) -> _Pipe:
 
 
 def _added(sums: Sums, *terms: Sums) -> Sums:
-    for each in terms:
-        sums = {key: add(total, each[key]) if key in each else total for key, total in sums.items()}
-    return sums
+    return {key: add(total, _sum([each[key] for each in terms if key in each])) for key, total in sums.items()}
 
 
 def _filled(dims: Sequence[Dim], like: Var) -> Tensor:

@@ -42,6 +42,11 @@ def as_given(scope: Scope, v: Var) -> Given:
     return whole if whole is not None else scope.default_sharding[v].whole()
 
 
+def _as_carry(scope: Scope, v: Var) -> Given:
+    """The form in which a loop first tries a carry: a pending sum, as another loop leaves it, is not reduced before."""
+    return scope.default_sharding[v] if scope.is_pending(v) else as_given(scope, v)
+
+
 def row_of(stacked: Given, inner: Var) -> Given:
     """The row of a stacked input as the body receives it."""
     if isinstance(stacked, Eqn):
@@ -121,7 +126,7 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     consts, carries = loop.consts, loop.carries
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
-    start = [as_given(scope, v) for v in eqn.ins[consts : consts + carries]]
+    start = [_as_carry(scope, v) for v in eqn.ins[consts : consts + carries]]
     zero = [scope.is_zero(v) for v in eqn.ins[consts : consts + carries]]
     use = Body(consts, carries, loop.trips, scope.demand.deferred_results(eqn, loop, scope.setting))
     memo = scope.setting.memo
@@ -165,7 +170,7 @@ def _fixed_point(
     Each attempt gives a carry a sharding that it did not have before, or fixes it, so their number is finite: a carry
     that would take an earlier sharding again, as two that change places do, keeps that one from then on.
     """
-    carry: list[Given] = [as_given(scope, v) for v in init]
+    carry = [_as_carry(scope, v) for v in init]
     tried: list[list[Given]] = [[now] for now in carry]
     kept: set[int] = set()
     built = attempt(carry)
