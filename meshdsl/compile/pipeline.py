@@ -81,7 +81,8 @@ def _decides(options: Options) -> Machine | None:
 
 def _pipeline(state: State, options: Options) -> State:
     graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout)
-    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules)
+    program = None if schedules else state.program  # a search lowers layouts together, without pipelines
+    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules, program=program)
 
 
 def _shard_weight_updates(state: State, options: Options) -> State:

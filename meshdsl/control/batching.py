@@ -21,13 +21,18 @@ from ..trace import Tensor, bind, flatten, location, trace, tree
 __all__ = ["batched", "batched_function", "batched_graph"]
 
 
-def batched(graph: Graph, ins: Sequence[Tensor], new: Dim) -> list[Tensor]:
-    """The graph's results. Operands and results may have the extra dim `new`, which is then first."""
+def batched(
+    graph: Graph, ins: Sequence[Tensor], new: Dim, place: Callable[[Tensor], Tensor] = lambda x: x
+) -> list[Tensor]:
+    """The graph's results. Operands and results may have the extra dim `new`, which is then first.
+
+    `place` is applied to every value, for example to say which of its dims a layout splits.
+    """
     env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
     for eqn in graph.eqns:
         with location(eqn.where, eqn.backward or None):
             results = _apply(eqn, [env[v] for v in eqn.ins], new)
-            env.update((v, _ordered(x, v, new)) for v, x in zip(eqn.outs, results, strict=True))
+            env.update((v, place(_ordered(x, v, new))) for v, x in zip(eqn.outs, results, strict=True))
     return [env[v] for v in graph.outs]
 
 

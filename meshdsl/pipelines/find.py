@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ..dims import Dim, show
-from ..errors import LayoutError, at
+from ..errors import LayoutError, MeshdslError, at
 from ..ir import Eqn, Graph, Scan, Var, acts, dce
 from ..layouts import Layout, Mesh
 from ..ops.elementwise import ADD
@@ -104,18 +104,23 @@ def find(eqn: Eqn, mesh: Mesh, layout: Layout) -> Loop | None:
 def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
     """The forward and backward loops over layers that are mapped to stages.
 
-    The rows of the backward loop include gradients that a micro-batch adds to a sum: those of the layers' weights. A
-    loop over positions, as of a recurrent network, has none.
+    Layers have weights: one of the forward loop's stacks is computed from operands that no micro-batch changes. A loop
+    over positions, as of a recurrent network, has none.
     """
+    consts, _, rows = loop.inputs(loop.body.ins)
+    weights, changing = set(consts), set(rows)
+    for eqn in loop.body.eqns:
+        weights |= set() if weights.isdisjoint(eqn.ins) else set(eqn.outs)
+        changing |= set() if changing.isdisjoint(eqn.ins) else set(eqn.outs)
     scans = [(eqn, eqn.control) for eqn in loop.body.eqns if isinstance(eqn.control, Scan)]
-    leaves = {v for i in range(loop.carries) for v in _leaves(loop, i)}
-    for backward, there in scans:
-        if mesh.count(layout.axes(there.dim.name)) < 2 or leaves.isdisjoint(backward.outs[there.carries :]):
+    for forward, here in scans:
+        stacks = [v for v in here.inputs(forward.ins)[2] if v in weights and v not in changing and v.dtype.kind in "fV"]
+        if forward.backward or not stacks or mesh.count(layout.axes(here.dim.name)) < 2:
             continue
-        before = [eqn for eqn, scan in scans if scan.dim == there.dim and scan.reverse != there.reverse]
-        saved = [eqn for eqn in before if not set(eqn.outs).isdisjoint(backward.ins)] or before
-        if saved:
-            yield saved[0], backward
+        after = [e for e, scan in scans if scan.dim == here.dim and scan.reverse != here.reverse and e.backward]
+        reading = [e for e in after if not set(e.ins).isdisjoint(forward.outs)] or after
+        if reading:
+            yield forward, reading[0]
 
 
 def _leaves(loop: Scan, i: int) -> list[Var]:
@@ -144,7 +149,7 @@ def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int) -> None:
     forward, backward = pairs[0]
     dim = loop_of(forward).dim
     if stages > dim.size:
-        raise _refused(forward, dim, f"the layout makes {stages} stages of {dim.size} layers, and a stage has one or more")
+        raise _refused(forward, dim, f"the layout makes {stages} stages of {dim.size} layers; a stage has at least one")
     same = [e for e in loop.body.eqns if isinstance(e.control, Scan) and e.control.dim == dim]
     if len(pairs) > 1 or len(same) > 2:
         other = next(e for pair in [*pairs, same] for e in pair if e not in (forward, backward))
@@ -161,7 +166,7 @@ def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int) -> None:
             raise _refused(eqn, dim, "a micro-batch reads what another one computed, and they run at the same time")
 
 
-def _refused(eqn: Eqn, dim: Dim, why: str) -> LayoutError:
+def _refused(eqn: Eqn, dim: Dim, why: str) -> MeshdslError:
     problem = LayoutError(
         f"the layout maps {dim.name!r} to pipeline stages, and this step cannot run in stages\n"
         f"  {why}\n"
@@ -211,6 +216,7 @@ def _terms(loop: Scan, forward: Eqn, backward: Eqn, levels: dict[Var, Level]) ->
             reader = next(e for e in loop.body.eqns if v in e.ins and e.op is not ADD)
             dims = f"gradient {show(v.dims)} of its layers"
             raise _refused(reader, there.dim, f"{reader.op} reads the {dims} before the micro-batches are added up")
+
     def split(each: list[Var]) -> Terms:
         numbers = {v: i for i, v in enumerate(backward.outs)}
         plain = [v for v in each if v not in own and v not in apart]

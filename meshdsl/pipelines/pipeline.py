@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ..dims import Dim
 from ..ir import Eqn, Graph, Var, verify, walk
 from ..layouts import Layout, Mesh
 from ..passes.simplify import simplify
 from ..trace import location, trace
-from .find import Loop, find, loop_of
+from .find import Loop, find
 from .schedule import Schedule
 from .stages import StageDims
 from .ticks import Dims, run_ticks
@@ -23,24 +21,20 @@ def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, 
     Raises `LayoutError`, with the user's line, for a loop over micro-batches whose layers are mapped to stages and that
     cannot run in stages.
     """
-    found = [loop for eqn in _equations(graph) if (loop := find(eqn, mesh, layout)) is not None]
+    found = [loop for eqn, _ in walk(graph) if (loop := find(eqn, mesh, layout)) is not None]
     if not found:
         return graph, layout, ()
     names = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims} | set(layout.rules)
-    replaced: dict[Eqn, tuple[Graph, Dims]] = {}
+    replaced: dict[Eqn, Graph] = {}
     rules = dict(layout.rules)
     for loop in found:
         dims = _dims(loop, names)
         rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
+        types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
-            ticks, _, _ = trace(lambda *xs, loop=loop, dims=dims: run_ticks(loop, xs, dims), [v.type for v in loop.eqn.ins])
-        replaced[loop.eqn] = ticks
+            replaced[loop.eqn] = trace(lambda *xs, loop=loop, dims=dims: run_ticks(loop, xs, dims), types)[0]
     graph = simplify(verify(_with(graph, replaced), "pipeline"))
     return graph, Layout(rules, overrides=layout.overrides), tuple(loop.schedule for loop in found)
-
-
-def _equations(graph: Graph):
-    return [eqn for eqn, _ in walk(graph)]
 
 
 def _dims(loop: Loop, names: set[str]) -> Dims:

@@ -7,8 +7,10 @@ last stages have fewer; they pass their carries on for the rest.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..control import SCAN
 from ..control.batching import batched
@@ -16,13 +18,23 @@ from ..dims import Dim
 from ..ir import Eqn, Graph, Scan, Type
 from ..ops.elementwise import where
 from ..ops.indexing import iota, take
+from ..ops.placement import prefer
 from ..ops.reductions import broadcast, sum
 from ..ops.reshape import flatten, unflatten
 from ..ops.slicing import pad, slice
 from ..trace import Tensor, bind, evaluate, trace
 from .find import loop_of
 
-__all__ = ["StageDims", "layers_of_stages", "own_layers", "run_stages", "stacked_again", "staged"]
+__all__ = [
+    "StageDims",
+    "by_stage",
+    "layers_of_stages",
+    "of_stage",
+    "own_layers",
+    "run_stages",
+    "stacked_again",
+    "staged",
+]
 
 
 @dataclass(frozen=True)
@@ -44,17 +56,22 @@ def staged(x: Tensor, stage: Dim) -> Tensor:
     return x if stage in x.dims else broadcast(x, (stage, *x.dims))
 
 
-def layers_of_stages(x: Tensor, dims: StageDims) -> Tensor:
+def layers_of_stages(x: Tensor, dims: StageDims, place: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """A stack [layer ...] as [stage inner ...]; its blocks stay where they are."""
     x = pad(x, dims.layer, 0, dims.padded - dims.layer.size) if dims.padded > dims.layer.size else x
-    return unflatten(x, dims.layer.name, [dims.stage, dims.inner])
+    return unflatten(place(x), dims.layer.name, [dims.stage, dims.inner])
 
 
 def own_layers(x: Tensor, dims: StageDims) -> Tensor:
     """A stack [stage layer ...], one for each stage, as [stage inner ...]: each stage takes its own layers."""
     every = Dim(f"{dims.stage.name}__of_layer", dims.stage.size)
-    blocks = layers_of_stages(x, dataclasses.replace(dims, stage=every))
+    blocks = layers_of_stages(x, dataclasses.replace(dims, stage=every), lambda x: by_stage(x, dims))
     return take(blocks, iota(dims.stage), every)
+
+
+def by_stage(x: Tensor, dims: StageDims) -> Tensor:
+    """x, sharded by stages if it also has the dim of the layers, which the layout maps to the same axes."""
+    return prefer(x, dims.stage) if dims.stage in x.dims and dims.layer.name in [d.name for d in x.dims] else x
 
 
 def stacked_again(x: Tensor, dims: StageDims) -> Tensor:
@@ -91,7 +108,7 @@ def _skipping(loop: Scan) -> Graph:
         before = loop.inputs(ins)[1]
         return [*(where(present, new, old) for new, old in zip(carries, before, strict=True)), *rows]
 
-    return trace(step, [*(v.type for v in loop.body.ins), Type((), "bool")])[0]
+    return trace(step, [*(v.type for v in loop.body.ins), Type((), np.dtype(bool))])[0]
 
 
 def of_stage(x: Tensor, stage: Dim, number: int) -> Tensor:

@@ -7,7 +7,7 @@ mask, is computed by each of them from the rows of the batch, which all of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,8 +24,7 @@ from ..ops.reductions import broadcast, sum
 from ..ops.slicing import shift
 from ..trace import Tensor, evaluate
 from .find import Level, Loop, loop_of, values
-from .schedule import Schedule
-from .stages import StageDims, layers_of_stages, of_stage, own_layers, run_stages, stacked_again
+from .stages import StageDims, by_stage, layers_of_stages, of_stage, own_layers, run_stages, stacked_again, staged
 
 __all__ = ["Dims", "run_ticks"]
 
@@ -153,8 +152,8 @@ class _Pipe:
     def row(self, number: Tensor) -> list[Tensor]:
         """The rows of a micro-batch, by its number; with the dim `stage` if each stage has its own number."""
         number = maximum(minimum(number, self.loop.schedule.microbatches - 1), 0)
-        consts, carries, rows = loop_of(self.loop.eqn).inputs(self.ins)
-        return [take(x, number, loop_of(self.loop.eqn).dim) for x in rows]
+        loop = loop_of(self.loop.eqn)
+        return [take(x, number, loop.dim) for x in loop.inputs(self.ins)[2]]
 
     def before_forward(self) -> tuple[list[Tensor], list[Tensor]]:
         """The ring and the carries of the forward loop before the first tick."""
@@ -194,11 +193,7 @@ class _Pipe:
         own = self._own(tick - iota(self.stage), consts, rows, {})
         after, new_rows = run_stages(loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages)
         by_row = dict(zip(loop.forward.outs[n:], new_rows, strict=True))
-        slot = tick % loop.schedule.slots
-        ring = [
-            dynamic_update_slice(x, broadcast(by_row[v], (Dim(self.dims.slot.name, 1), *by_row[v].dims)), self.dims.slot.name, slot)
-            for x, v in zip(ring, self.saved, strict=True)
-        ]
+        ring = [self._written(x, by_row[v], tick) for x, v in zip(ring, self.saved, strict=True)]
         here = broadcast(iota(self.stage), (self.stage, self._every)) == iota(self._every)
         collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
         last = [of_stage(x, self.stage, self.stage.size - 1) for x in (*after, *collected)]
@@ -206,6 +201,13 @@ class _Pipe:
         complete = [stacked_again(x, every) for x in last[n:]]
         moved = [shift(x, self.stage, 1) for x in (*after, *collected)]
         return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
+
+    def _written(self, ring: Tensor, rows: Tensor, tick: Tensor) -> Tensor:
+        """The ring with the rows of this tick: a stage finds those of a micro-batch 2(S-1-s) ticks later."""
+        slot = Dim(self.dims.slot.name, 1)
+        return dynamic_update_slice(
+            ring, broadcast(rows, (slot, *rows.dims)), slot.name, tick % self.loop.schedule.slots
+        )
 
     def between(self, tick: Tensor, last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
         """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
@@ -229,7 +231,7 @@ class _Pipe:
             is_last = iota(self.stage) == self.stage.size - 1
             state = [where(is_last, x, old) for x, old in zip(entering, state, strict=True)]
         number = tick - schedule.delay + iota(self.stage)
-        valid = (number >= 0) & (number < schedule.microbatches)
+        valid = self._real(number)
         slots = (tick + iota(self.stage) * 2 + 1) % schedule.slots
         known = {v: take(x, slots, self.dims.slot) for v, x in zip(self.saved, ring, strict=True)}
         shipped = dict(zip(loop.shipped, state, strict=False))
@@ -244,6 +246,10 @@ class _Pipe:
             sums |= {("carry", n): where(valid, after[n], 0) for n in terms.carries}
         moved = [*(after[i] for i in loop.shipped), *crossing.values()]
         return moved, {**sums, **self._after_terms(tick, moved)}
+
+    def _real(self, number: Tensor) -> Tensor:
+        """False for stages in a bubble, by the number of the micro-batch that would be theirs."""
+        return (number >= 0) & (number < self.loop.schedule.microbatches)
 
     def _after_terms(self, tick: Tensor, state: list[Tensor]) -> Sums:
         """The terms that the first stage's micro-batch adds, whose backward pass is complete."""
@@ -268,7 +274,8 @@ class _Pipe:
         own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE]
         given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
         graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
-        computed = {v: staged(x, self.stage) for v, x in zip(own, batched(graph, given, self.stage), strict=True)}
+        found = batched(graph, given, self.stage, lambda x: by_stage(x, stages))
+        computed = {v: staged(x, self.stage) for v, x in zip(own, found, strict=True)}
         saved = set(self.saved)
 
         def layers(v: Var) -> Tensor:

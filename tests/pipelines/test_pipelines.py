@@ -1,0 +1,177 @@
+"""Pipeline stages: the law over random models, the schedule, mutants, what is refused, and one reduction a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.ir import walk
+from meshdsl.pipelines import Schedule, pipeline, ticks
+from models.llama import llama
+from tests.pipelines.law import Case, draw, judge
+
+SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
+CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", False, 5)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_step_in_stages_gives_the_results_of_one_device(seed: int):
+    assert not judge(draw(seed), devices=seed % 10 == 0)
+
+
+def text_of(schedule: Schedule) -> list[list[str]]:
+    """The units of each stage, read from the printed table."""
+    return [[unit for unit in line.split()[2:] if unit != "-"] for line in str(schedule).splitlines()[1:]]
+
+
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages: int):
+    for microbatches in range(1, 17):
+        schedule = Schedule(stages, microbatches)
+        forward = {
+            (s, i): t for t in range(schedule.ticks) for s in range(stages) if (i := schedule.forward(s, t)) is not None
+        }
+        backward = {
+            (s, i): t
+            for t in range(schedule.ticks)
+            for s in range(stages)
+            if (i := schedule.backward(s, t)) is not None
+        }
+        units = {(s, i) for s in range(stages) for i in range(microbatches)}
+        assert forward.keys() == units == backward.keys()
+        for s, i in units:
+            assert s == 0 or forward[s - 1, i] < forward[s, i]  # a message takes a tick
+            assert backward[s, i] >= forward[s, i] if s == stages - 1 else backward[s, i] > backward[s + 1, i]
+            slot = forward[s, i] % schedule.slots
+            assert slot == (backward[s, i] + 2 * s + 1) % schedule.slots  # as `ticks` reads it
+            overwritten = [t for t in range(forward[s, i] + 1, backward[s, i] + 1) if t % schedule.slots == slot]
+            assert not overwritten  # every stage writes its slot in every tick, in bubbles too
+        printed = Counter(unit for line in text_of(schedule) for unit in line)
+        assert printed == Counter({f"{kind}{i}": stages for kind in "FB" for i in range(microbatches)})
+        busy = sum(len(line) for line in text_of(schedule)) / (2 * stages * (microbatches + stages - 1))
+        assert busy == pytest.approx(1 - schedule.bubble)
+
+
+REAL = {name: getattr(ticks, name) for name in ("shift",)}
+MUTANTS: dict[str, tuple[Any, str, Any]] = {
+    "no message": (ticks, "shift", lambda x, dim, by: x),
+    "a message twice": (ticks, "shift", lambda x, dim, by: REAL["shift"](x, dim, 2 * by)),
+    "a slot late": (ticks._Pipe, "_written", lambda f: lambda self, ring, rows, tick: f(self, ring, rows, tick + 1)),
+    "a mask early": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number + 1)),
+    "a mask late": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
+    "a row late": (ticks._Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_noticed(name: str):
+    owner, attribute, change = MUTANTS[name]
+    changed = change if attribute == "shift" else change(getattr(owner, attribute))
+    with mock.patch.object(owner, attribute, changed):
+        assert "differs" in judge(CASE)
+
+
+@pytest.mark.parametrize(("tied", "mesh", "layout"), [
+    (False, "stages:2 data:2", "layer:stages; batch:data"),
+    (True, "stages:4 data:2", "layer:stages; batch:data; vocab:stages"),
+])  # fmt: skip
+def test_a_weight_is_reduced_once_a_step(tied: bool, mesh: str, layout: str):
+    """The sums of the steady ticks stay pending in the last ticks."""
+    work = SMALL.replace(tied=tied)
+    program = md.compile(work.train_step(), plan=md.Plan(mesh, layout, microbatches=4)).program(*work.specs())
+    outside = [eqn for eqn in program.eqns if eqn.sends and "data" in str(eqn.op)]
+    inside = [eqn for loop in program.eqns for graph in loop.graphs().values() for eqn, _ in walk(graph) if eqn.sends]
+    assert len(outside) == len(work.specs()[0]) + 1  # and the loss
+    assert not [str(eqn.op) for eqn in inside if "data" in str(eqn.op)]
+    kinds = Counter(str(eqn.op).partition(" ")[0] for eqn in inside)
+    assert kinds["permute"] == 4  # forward and backward, in the steady ticks and beside them
+    assert "all_gather" not in kinds
+
+
+def test_a_pending_sum_passes_from_one_loop_into_the_next():
+    def step(x: md.Tensor) -> md.Tensor:
+        total = md.broadcast(0.0, "io:4")
+        for part in ("a", "b"):
+            total, _ = md.scan(
+                lambda t, row: (t + md.sum(row, [d for d in row.dims if d.name != "io"]), None), total, x, over=part
+            )
+        return total
+
+    program = md.compile(step, "r:4", "batch:r").program(md.spec("a:3 b:3 batch:8 io:4"))
+    assert [(str(record.op), record.count) for record in program.collectives] == [("all_reduce(sum) over r", 1)]
+
+
+def model(change: str) -> Any:
+    """The step of a small model in which one thing cannot run in stages."""
+    layer, io = md.Dim("layer", 4), md.Dim("io", 4)
+
+    def loss(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def block(x: md.Tensor, w: md.Tensor) -> Any:
+            return md.tanh(x * w), None
+
+        y = md.scan(block, x, w, over=layer, reverse=change == "reverse")[0]
+        y = md.scan(block, y, w, over=layer)[0] if change == "two" else y
+        if change == "print":
+            y = md.print(y, "y")
+        return md.mean(md.square(y))
+
+    def step(w: md.Tensor, x: md.Tensor) -> Any:
+        def gradient(part: md.Tensor) -> Any:
+            value, grad = md.value_and_grad(loss)(w, part)
+            return value, md.square(grad) if change == "square" else grad
+
+        return md.accumulate(gradient, x, 4)
+
+    return step, md.spec([layer, io]), md.spec([md.Dim("batch", 8), io])
+
+
+@pytest.mark.parametrize(("change", "mesh", "problem"), [
+    ("", "stages:8", "8 stages of 4 layers"),
+    ("two", "stages:2", "a second one"),
+    ("reverse", "stages:2", "from the last to the first"),
+    ("square", "stages:2", "square reads the gradient"),
+    ("print", "stages:2", "in the ticks that compute nothing"),
+])  # fmt: skip
+def test_what_cannot_run_in_stages_is_refused_with_its_line(change: str, mesh: str, problem: str):
+    step, *args = model(change)
+    with pytest.raises(md.LayoutError, match=problem) as raised:
+        md.compile(step, mesh, "layer:stages").program(*args)
+    assert "test_pipelines.py" in str(raised.value)
+
+
+def test_without_microbatches_the_layout_says_where_weights_are_stored():
+    work = SMALL
+    compiled = md.compile(work.train_step(), "stages:2", "layer:stages")
+    stage = compiled.history(*work.specs())
+    assert stage["pipeline"] is stage["simplify"]
+    assert {record.kind for record in compiled.program(*work.specs()).collectives} == {"all_gather"}
+
+
+def test_a_recurrent_network_over_a_split_length_is_no_pipeline():
+    length = md.Dim("length", 4)
+
+    def loss(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return md.sum(md.scan(lambda h, row: (md.tanh(h * w + row), None), x["x0"], x["x"], over=length)[0])
+
+    def step(w: md.Tensor, x: Any) -> Any:
+        return md.accumulate(lambda part: md.grad(loss)(w, part), x, 2)
+
+    io, batch = md.Dim("io", 4), md.Dim("batch", 4)
+    args = md.spec([io]), {"x0": md.spec([batch, io]), "x": md.spec([batch, length, io])}
+    stages = md.compile(step, "r:2", "length:r").history(*args)
+    assert stages["pipeline"] is stages["simplify"]
+
+
+def test_dims_of_a_pipeline_get_names_that_the_model_lacks():
+    work = SMALL
+    step = work.train_step(), "stages:2", "layer:stages"
+    graph = md.compile(*step).graph(*work.specs())
+    assert pipeline.pipelined(graph, md.Mesh("stages:2"), md.Layout("layer:stages"))[2] == ()
+    with mock.patch.object(ticks, "FILL", np.nan):
+        history = md.compile(step[0], plan=md.Plan(*step[1:], microbatches=2)).history(*work.specs())
+    assert "stage=2" in str(history["pipeline"])
