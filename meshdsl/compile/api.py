@@ -35,6 +35,7 @@ def compile(
     weight_update: str | WeightUpdate = "replicated",
     overlap: str | Overlap = "none",
     attention_kernel: str = "auto",
+    microbatches: int = 1,
     machine: Machine | str | os.PathLike[str] | None = None,
     unroll: bool = False,
 ) -> Compiled:
@@ -64,6 +65,10 @@ def compile(
     TPUs, "cudnn" on GPUs) if it takes the case, else "blockwise", block by block in JAX, which takes every case. The
     printed program shows the choice and its reason. A kernel that is named and cannot take a case is an error.
 
+    With `microbatches`, a step that takes this keyword argument (`workload.train_step()` does) divides its batch into
+    so many parts. Under a layout that maps the dim of its layers to mesh axes, these axes are then the stages of a
+    pipeline: each device computes the layers it stores, and micro-batches go from stage to stage.
+
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
@@ -79,12 +84,13 @@ def compile(
     nothing).
     """
     try:
-        step, unplanned = plan or Plan(), f
+        step, unplanned = plan or Plan(microbatches=microbatches), f
+        f = planned(f, step)
         if plan is not None:
-            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll)
+            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
             attention_kernel, unroll = plan.attention_kernel, plan.unroll
-            machine, f = machine or plan.machine, planned(f, plan)
+            machine = machine or plan.machine
         if mesh is None:
             raise LayoutError(
                 "md.compile needs a mesh, or a plan\n"
@@ -109,10 +115,13 @@ def compile(
     return compiled
 
 
-def _check_alone(mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str, unroll: bool) -> None:
+def _check_alone(
+    mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str, unroll: bool, microbatches: int
+) -> None:
     """Raise `LayoutError` for options that a plan already has."""
     is_set = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
     is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto", "unroll": unroll}
+    is_set["microbatches"] = microbatches != 1
     twice = [name for name, is_given in is_set.items() if is_given]
     if twice:
         raise LayoutError(

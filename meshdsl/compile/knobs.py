@@ -15,7 +15,7 @@ from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
 __all__ = [
-    "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_pipeline", "check_remat", "check_unroll", "toml",
+    "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_remat", "check_unroll", "toml",
 ]  # fmt: skip
 
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
@@ -62,15 +62,6 @@ def check_unroll(unroll: Any) -> bool:
     if not isinstance(unroll, bool):
         raise LayoutError(f"unroll={unroll!r}: loops are unrolled (True) or not (False)")
     return unroll
-
-
-def check_pipeline(axes: Any) -> tuple[str, ...]:
-    if axes not in ((), []):
-        raise LayoutError(
-            f"pipeline={axes!r}: pipeline stages are not available yet\n"
-            "  a mesh axis may split the dim of the layers, 'layer:axis', which stores layers apart"
-        )
-    return ()
 
 
 def _show_layout(layout: Layout) -> str:
@@ -191,6 +182,5 @@ KNOBS = (
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
     Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),
     Knob("unroll", "unroll", False, lambda x: "loops" if x else "nothing", bool, lambda x: x),
-    Knob("pipeline", "pipeline", (), " ".join, list, lambda x: tuple(x) if isinstance(x, list) else x),
     Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
 )  # fmt: skip

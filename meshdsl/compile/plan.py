@@ -23,7 +23,7 @@ from ..errors.markup import page_part
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KNOBS, check_kernel, check_microbatches, check_pipeline, check_remat, check_unroll, toml
+from .knobs import KNOBS, check_kernel, check_microbatches, check_remat, check_unroll, toml
 
 __all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
 
@@ -49,8 +49,7 @@ class Plan:
     layer; "offload", the same, with the layers' inputs in the host's memory; "products", all but the results of
     products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as the model says. `microbatches` is the
     number of parts into which a step divides the batch, computed one at a time. `attention_kernel` and `unroll` are
-    those of `md.compile`. `machine` decides what "auto" leaves open, and the order of an overlap plan. `pipeline` lists
-    the mesh axes of pipeline stages; only () is available.
+    those of `md.compile`. `machine` decides what "auto" leaves open, and the order of an overlap plan.
 
     Raises `LayoutError` for values that are not available, and for a machine that decides nothing.
     """
@@ -63,7 +62,6 @@ class Plan:
     overlap: Overlap
     attention_kernel: str
     unroll: bool
-    pipeline: tuple[str, ...]
     machine: str | None
 
     def __init__(
@@ -76,7 +74,6 @@ class Plan:
         overlap: Overlap | str = NO_OVERLAP,
         attention_kernel: str = "auto",
         unroll: bool = False,
-        pipeline: tuple[str, ...] = (),
         machine: str | None = None,
     ):
         values = {
@@ -88,7 +85,6 @@ class Plan:
             "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
             "attention_kernel": check_kernel(attention_kernel),
             "unroll": check_unroll(unroll),
-            "pipeline": check_pipeline(pipeline),
             "machine": machine,
         }
         for name, value in values.items():
@@ -178,7 +174,7 @@ class Plan:
             raise LayoutError(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
 
     def __str__(self) -> str:
-        rare = ("attention_kernel", "unroll", "pipeline", "machine")
+        rare = ("attention_kernel", "unroll", "machine")
         shown = [k for k in KNOBS if k.name not in rare or getattr(self, k.name) != k.default]
         width = max(len(knob.title) for knob in shown)
         return "\n".join(f"{knob.title:<{width}}  {knob.show(getattr(self, knob.name))}" for knob in shown)

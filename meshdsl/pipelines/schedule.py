@@ -18,8 +18,9 @@ class Schedule:
     """The ticks of `stages` stages and `microbatches` micro-batches; `print` shows a table of them.
 
     >>> print(Schedule(stages=2, microbatches=3))
-    tick     0   1   2   3   4
-    stage 0  F0  F1  F2 B0  B1  B2
+    tick     0   1      2      3      4
+    stage 0  F0  F1     F2 B0  B1     B2
+    stage 1  -   F0 B0  F1 B1  F2 B2  -
     """
 
     stages: int

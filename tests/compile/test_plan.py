@@ -29,7 +29,6 @@ VALUES: dict[str, list[Any]] = {
     "overlap": ["none", "list", md.Overlap("halves", dim="batch", parts=4, memory_limit=1e9)],
     "attention_kernel": ["auto", "blockwise", "pallas"],
     "unroll": [False, True],
-    "pipeline": [()],
     "machine": [None, "tpu-v5e"],
 }
 
@@ -79,7 +78,6 @@ def test_plan_diff_names_the_knobs_that_differ(seed: int):
         ("overlap = { mode = 'halves', part = 2 }", "no key 'overlap.part'; did you mean 'parts'"),
         ("weight_update = 3", "a text or a table"),
         ("layout = { overrides = { w = 1 } }", "is a text"),
-        ("pipeline = ['rows']", "not available yet"),
         ("machine = 'tpu-v5e'", "decides nothing"),
         ("mesh = { axes = 'rows:2', device_order = 'x' }", "a list of device ids"),
         ("overlap = { mode = 5 }", "overlap.mode of a plan is a text; got 5"),
