@@ -24,6 +24,7 @@ from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
 from ..overlap.values import OverlapPlan
+from ..pipelines import Schedule
 from ..targets.attention import is_attention
 from ..trace import Tensor, flatten, tree
 from ..trace.tensors import concrete
@@ -287,6 +288,22 @@ class Compiled:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
         return list(self._stages.values())[-1].state.overlap
 
+    def pipelines(self, *args: Any, **kwargs: Any) -> tuple[Schedule, ...]:
+        """The schedules of the pipelines in the program; `print` shows the ticks of one as a table.
+
+        >>> import meshdsl as md
+        >>> def step(w, x):
+        ...     layers = lambda w, x: md.scan(lambda x, w: (md.tanh(x * w), None), x, w, over="layer")[0]
+        ...     return md.accumulate(lambda part: md.grad(lambda w: md.sum(layers(w, part)))(w), x, steps=2)
+        >>> compiled = md.compile(step, "stages:2", "layer:stages")
+        >>> print(*compiled.pipelines(md.spec("layer:4 io:8"), md.spec("batch:4 io:8")))
+        tick     0   1      2      3
+        stage 0  F0  F1     B0     B1
+        stage 1  -   F0 B0  F1 B1  -
+        """
+        self.program(*args, **kwargs)
+        return self._for(args, kwargs)[0].state.schedules
+
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """A `jax.stages.Lowered`, on an abstract mesh if the machine lacks the mesh's devices."""
         self.program(*args, **kwargs)
@@ -329,6 +346,7 @@ class Compiled:
                 mesh=self.mesh,
                 limit=limit,
                 layout=self.layout,
+                schedules=stages.state.schedules,
                 title=getattr(self.function, "__name__", "").replace("<lambda>", ""),
             )
         except MeshdslError as error:

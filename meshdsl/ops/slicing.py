@@ -19,7 +19,7 @@ from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel
 
-__all__ = ["along", "clipped", "pad", "reverse", "roll", "shift", "slice"]
+__all__ = ["SLICE", "along", "clipped", "pad", "reverse", "roll", "shift", "slice"]
 
 
 def along(
@@ -64,7 +64,7 @@ def _span(start: int, size: int, stride: int, axis: int) -> tuple[Any, ...]:
     return (builtin_slice(None),) * axis + (builtin_slice(start, stop, stride),)
 
 
-_SLICE = along(
+SLICE = along(
     "slice",
     lambda dim, *, start, size, stride: Dim(dim.name, size),
     lambda c, x, *, axis, dim, start, size, stride: x[_span(start, size, stride, axis)],
@@ -99,7 +99,7 @@ def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tenso
         return d, first, count, step
 
     d, start, size, stride = located(resolve)
-    return bind1(_SLICE, x, dim=d, start=start, size=size, stride=stride)
+    return bind1(SLICE, x, dim=d, start=start, size=size, stride=stride)
 
 
 def _pad_size(dim: Dim, *, low: int, high: int, inner: int, value: Any) -> Dim:

@@ -51,6 +51,10 @@ class Schedule:
         """The fraction of a step in which a stage computes nothing of use."""
         return bubble(self.stages, self.microbatches)
 
+    def to_dict(self) -> dict[str, float]:
+        """Plain values for JSON."""
+        return {"stages": self.stages, "microbatches": self.microbatches, "ticks": self.ticks, "bubble": self.bubble}
+
     def forward(self, stage: int, tick: int) -> int | None:
         """The micro-batch whose forward pass a stage computes in a tick; None in a bubble."""
         return self._real(tick - stage)

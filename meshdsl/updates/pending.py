@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 
 from ..ir import Cond, Eqn, Graph, Scan, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
-from ..ops.reshape import RENAME
+from ..ops.reshape import RENAME, RESHAPE
+from ..ops.slicing import SLICE
 
 __all__ = ["ShardedGraph", "Sums", "pending_sums"]
+
+SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
 
 
 def _same_elements(eqn: Eqn, v: Var) -> list[Var]:
-    """The operands with the dims of a result, or the one operand of a rename."""
-    return [x for x in dict.fromkeys(eqn.ins) if eqn.op is RENAME or set(x.dims) == set(v.dims)]
+    """The operands with the dims of a result, or the one operand that is renamed, reshaped or sliced."""
+    return [x for x in dict.fromkeys(eqn.ins) if eqn.op in SAME_ELEMENTS or set(x.dims) == set(v.dims)]
 
 
 def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:

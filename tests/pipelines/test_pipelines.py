@@ -93,6 +93,18 @@ def test_a_weight_is_reduced_once_a_step(tied: bool, mesh: str, layout: str):
     assert "all_gather" not in kinds
 
 
+@pytest.mark.parametrize("layers", [4, 5])
+def test_a_sharded_update_gathers_and_scatters_each_weight_once_a_step(layers: int):
+    work = SMALL.replace(layers=layers)
+    plan = md.Plan("stages:2 rows:2", "layer:stages; batch:rows", microbatches=4, weight_update="sharded")
+    compiled = md.compile(work.train_step(), plan=plan)
+    program = compiled.program(*work.specs())
+    assert all(each.sharded for each in compiled.weight_update.decisions)
+    kinds = Counter((record.kind, record.count) for record in program.collectives if "rows" in record.op.axes)
+    weights = len(work.specs()[0])
+    assert kinds == {("all_gather", 1): weights, ("reduce_scatter", 1): weights, ("all_reduce", 1): 1}  # of the loss
+
+
 def test_a_pending_sum_passes_from_one_loop_into_the_next():
     def step(x: md.Tensor) -> md.Tensor:
         total = md.broadcast(0.0, "io:4")

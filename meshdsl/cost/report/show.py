@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import Where
 from ...errors.units import number, percent, seconds, show_bytes
+from ...pipelines import Schedule
 from ..comm_groups import CommGroup, record_of
 from ..ledger import Line
 from ..timeline import Cost
@@ -72,10 +73,18 @@ def summary(report: Report) -> str:
         ),
         *([("rate", _rate(report))] if report.rates else []),
         ("sends", f"{most}{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
+        *(("bubble", _bubble(each)) for each in report.schedules),
         ("bound by", binding),
         *(("note", note) for note in _notes(report)),
     ]
     return heading(report) + "\n\n" + "\n".join(wrapped(text.split(" "), f"  {name:<9} ", 12) for name, text in rows)
+
+
+def _bubble(schedule: Schedule) -> str:
+    """The part of a pipeline's ticks in which a stage computes nothing of use."""
+    stages, microbatches = schedule.stages, schedule.microbatches
+    share = f"{percent(schedule.bubble, 1)} of the time of the {stages} pipeline stages"
+    return f"{share}: {stages - 1} of {microbatches + stages - 1} ticks, with {microbatches} micro-batches"
 
 
 def _rate(report: Report) -> str:

@@ -72,6 +72,9 @@ def run(options: argparse.Namespace) -> int:
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({plan.mesh})\n")
         print(painted(report.collective_table(program), program.mesh.axes))
+        for schedule in compiled.pipelines(*arguments):
+            print("\nmicro-batches by tick: F forward, B backward; a stage without one computes nothing of use\n")
+            print(schedule)
     return OK
 
 
