@@ -1,9 +1,9 @@
 """Cycles and memory of a pipeline by the TPU compiler, beside the same stage without a pipeline, as JSON lines.
 
 A Llama in bfloat16 with 4 stages of 2 layers on four v5e, for several numbers M of micro-batches of a fixed size.
-`ideal` is (M+S-1) times the cycles of a micro-batch on chips that each compute the layers of one stage: a quarter of the
-difference between steps of 8 and 4 micro-batches. `cycles` are the compiler's estimate, without communication. `asynchronous` counts the
-messages between stages that start and end apart, out of `messages`. Needs the extra `aot`.
+`ideal` is (M+S-1) times the cycles of a micro-batch on chips that each compute the layers of one stage: a quarter of
+the difference between steps of 8 and 4 micro-batches. `cycles` are the compiler's estimate, without communication.
+`asynchronous` counts the messages between stages that start and end apart, out of `messages`. Needs the extra `aot`.
 
     python -m benchmarks.pipelines                      # M = 8, 16, 64, with full rematerialisation
     python -m benchmarks.pipelines 8 32 --remat none
