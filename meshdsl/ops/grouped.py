@@ -20,29 +20,38 @@ from ..ir import Labels, Op, Product, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, kind, promote
 from .elementwise import where
-from .indexing import iota
+from .indexing import flat_index
 from .reductions import broadcast
-from .reshape import flatten, unflatten
 
 __all__ = ["GROUPED_DOT", "GROUPED_OUTER", "grouped_dot"]
 
 
-def _new(w: Shape, by: str, over: str) -> Dim:
+def _new(w: Shape, i: Shape, by: Dim, over: Dim) -> Dim:
     """The dim of the matrices that the result has."""
-    return next(d for d in w if d.name not in (by, over))
+    return next(d for d in w if d not in (by, over, *i))
+
+
+def _paired(w: Shape, i: Shape) -> Shape:
+    """Dims of both matrices and index: each place of them has matrices of its own."""
+    return tuple(d for d in w if d in i)
 
 
 def _dot_type(x: Type, w: Type, i: Type, *, by: Dim, over: Dim, dtype: np.dtype) -> Type:
-    return Type((*i.dims, _new(w.dims, by.name, over.name)), dtype)
+    return Type((*i.dims, _new(w.dims, i.dims, by, over)), dtype)
 
 
-def _outer_type(x: Type, y: Type, i: Type, *, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype) -> Type:
-    return Type((by, rows, columns), dtype)
+def _outer_type(
+    x: Type, y: Type, i: Type, *, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype, paired: Shape = ()
+) -> Type:
+    return Type((*paired, by, rows, columns), dtype)
 
 
-def _groups(c: Local, i: Any, by: Dim, stored: int) -> Any:
-    """The index of each vector; the stored number of matrices for an index out of range."""
-    return c.xp.where((i < 0) | (i >= by.size), np.int32(stored), i).reshape(-1)
+def _groups(c: Local, i: Any, by: Dim, stored: int, paired: Sequence[Dim]) -> Any:
+    """The index of each vector among all matrices; their number for an index out of range."""
+    outside = (i < 0) | (i >= by.size)
+    total = stored * math.prod(c.ins[2].size(d) for d in paired)
+    i = flat_index(c, c.xp.where(outside, np.int32(0), i), c.ins[2], paired, stored)
+    return c.xp.where(outside, np.int32(total), i).reshape(-1)
 
 
 def _vectors(c: Local, x: Any, block: Block, index: Block, dim: Dim) -> Any:
@@ -54,17 +63,23 @@ def _vectors(c: Local, x: Any, block: Block, index: Block, dim: Dim) -> Any:
 
 
 def _dot_kernel(c: Local, x: Any, w: Any, i: Any, *, by: Dim, over: Dim, dtype: np.dtype) -> Any:
-    block = c.ins[1]
-    new = _new(block.dims, by.name, over.name)
-    w = c.xp.transpose(w, [block.position(d) for d in (by, over, new)])
-    y = c.xp.grouped_dot(_vectors(c, x, c.ins[0], c.ins[2], over), w, _groups(c, i, by, len(w)), dtype)
+    block, index = c.ins[1], c.ins[2]
+    new, paired = _new(block.dims, index.dims, by, over), _paired(block.dims, index.dims)
+    w = c.xp.transpose(w, [block.position(d) for d in (*paired, by, over, new)])
+    w = w.reshape(-1, *w.shape[-2:]) if paired else w
+    groups = _groups(c, i, by, block.size(by), paired)
+    y = c.xp.grouped_dot(_vectors(c, x, c.ins[0], index, over), w, groups, dtype)
     return y.reshape(*c.ins[2].sizes, block.size(new))
 
 
-def _outer_kernel(c: Local, x: Any, y: Any, i: Any, *, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype) -> Any:
+def _outer_kernel(
+    c: Local, x: Any, y: Any, i: Any, *, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype, paired: Shape = ()
+) -> Any:
     left, right = (_vectors(c, a, b, c.ins[2], d) for a, b, d in zip((x, y), c.ins, (rows, columns), strict=False))
     stored = c.outs[0].size(by)
-    return c.xp.grouped_outer(left, right, _groups(c, i, by, stored), stored, dtype)
+    total = stored * math.prod(c.outs[0].size(d) for d in paired)
+    out = c.xp.grouped_outer(left, right, _groups(c, i, by, stored, paired), total, dtype)
+    return out.reshape(c.outs[0].sizes) if paired else out
 
 
 def _names(shape: Shape, whole: Sequence[str] = ()) -> dict[str, str | None]:
@@ -82,9 +97,9 @@ def _outer_rule(x: Type, y: Type, i: Type, *, by: Dim, **params: Any) -> Labels:
 
 
 def _dot_vjp(ct: Tensor, x: Tensor, w: Tensor, i: Tensor, *, by: Dim, over: Dim) -> tuple[Any, ...]:
-    new = _new(w.dims, by.name, over.name)
+    new, paired = _new(w.dims, i.dims, by, over), _paired(w.dims, i.dims)
     to_x = bind1(GROUPED_DOT, *promote(ct, w), i, by=by, over=new, dtype=x.dtype)
-    to_w = bind1(GROUPED_OUTER, *promote(x, ct), i, by=by, rows=over, columns=new, dtype=w.dtype)
+    to_w = bind1(GROUPED_OUTER, *promote(x, ct), i, by=by, rows=over, columns=new, dtype=w.dtype, paired=paired)
     return to_x, to_w, None
 
 
@@ -96,27 +111,15 @@ def _outer_vjp(ct: Tensor, x: Tensor, y: Tensor, i: Tensor, *, by: Dim, rows: Di
 
 def _dot_vmap(x: Tensor, w: Tensor, i: Tensor, *, new: Dim, by: Dim, over: Dim, dtype: np.dtype) -> Tensor:
     i = i if new in i.dims else broadcast(i, (new, *i.dims))
-    if new in w.dims:  # all matrices of all places as one dim
-        w, i, by = flatten(w, [new, by], joined := _joined(new, by)), _joint_index(i, new, by), joined
     return bind1(GROUPED_DOT, x, w, i, by=by, over=over, dtype=dtype)
 
 
 def _outer_vmap(
-    x: Tensor, y: Tensor, i: Tensor, *, new: Dim, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype
+    x: Tensor, y: Tensor, i: Tensor, *, new: Dim, by: Dim, rows: Dim, columns: Dim, dtype: np.dtype, paired: Shape = ()
 ) -> Tensor:
     i = i if new in i.dims else broadcast(i, (new, *i.dims))
-    joined = _joined(new, by)
-    out = bind1(GROUPED_OUTER, x, y, _joint_index(i, new, by), by=joined, rows=rows, columns=columns, dtype=dtype)
-    return unflatten(out, joined, [new, by])
-
-
-def _joined(new: Dim, by: Dim) -> Dim:
-    return Dim(f"{new.name}__{by.name}", new.size * by.size)
-
-
-def _joint_index(i: Tensor, new: Dim, by: Dim) -> Tensor:
-    """The index among the matrices of all places; out of range where the index is."""
-    return where((i >= 0) & (i < by.size), i + iota(new) * by.size, -1)
+    params = {"by": by, "rows": rows, "columns": columns, "dtype": dtype, "paired": (new, *paired)}
+    return bind1(GROUPED_OUTER, x, y, i, **params)
 
 
 def _int32(i: Tensor, by: Dim) -> Tensor:
@@ -131,7 +134,7 @@ def _dot_flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], over: Dim, **_: 
 
 
 def _outer_flops(ins: Any, outs: Any, **_: Any) -> float:
-    return 2.0 * math.prod(ins[2]) * math.prod(outs[0][1:])
+    return 2.0 * math.prod(ins[2]) * math.prod(outs[0][-2:])
 
 
 def _dot_scratch(
@@ -210,7 +213,7 @@ def grouped_dot(x: Any, w: Any, i: Any, *, by: DimLike, over: DimLike, dtype: An
             raise ShapeError(
                 f"md.grouped_dot: w {show(w.dims)} needs three dims: {matrices!r}, {contracted!r}, another"
             )
-        new, own = _new(w.dims, matrices.name, contracted.name), names(i.dims)
+        new, own = _new(w.dims, (), matrices, contracted), names(i.dims)
         strange = [d for d in x.dims if d != contracted and d not in i.dims]
         if strange:
             raise ShapeError(

@@ -23,8 +23,8 @@ from .reshape import transpose
 from .slicing import clipped
 
 __all__ = [
-    "IOTA", "PUT_ALONG", "SCATTER_ADD", "TAKE", "TAKE_ALONG", "find_one", "iota", "new_dim", "one_hot", "put_add",
-    "put_along", "take",
+    "IOTA", "PUT_ALONG", "SCATTER_ADD", "TAKE", "TAKE_ALONG", "find_one", "flat_index", "iota", "new_dim", "one_hot",
+    "put_add", "put_along", "take",
 ]  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _identity_labels(shape: Shape) -> dict[str, str | None]:
     return {d.name: d.name for d in shape}
 
 
-def _flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
+def flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
     """Indices into the rows of all paired tables concatenated."""
     for dim in reversed(paired):
         axis = block.position(dim)
@@ -139,7 +139,7 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    values = x[_flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
+    values = x[flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
 
 
@@ -201,7 +201,7 @@ def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape)
     updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
     rows = c.outs[0].size(over)
     total = rows * math.prod(c.outs[0].size(d) for d in paired)
-    index = c.xp.where(inside, _flat_index(c, index, c.ins[0], paired, rows), total)
+    index = c.xp.where(inside, flat_index(c, index, c.ins[0], paired, rows), total)
     return c.xp.scatter_add(total, index.reshape(-1), updates).reshape(c.outs[0].sizes)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ..control.host import OFFLOAD
 from ..dims import Dim, show
 from ..errors import LayoutError, MeshdslError, at
-from ..ir import Eqn, Graph, Scan, Var, acts, dce
+from ..ir import Eqn, Graph, Scan, Var, acts, dce, walk
 from ..layouts import Layout, Mesh
 from ..ops.elementwise import ADD
 from ..ops.reductions import BROADCAST
@@ -158,6 +159,8 @@ def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int) -> None:
         raise _refused(forward, dim, "its layers run from the last to the first")
     if len(loop.body.outs) > loop.carries:
         raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them")
+    if any(e.op is OFFLOAD for e, _ in walk(loop.body)):
+        raise _refused(forward, dim, "it stores values in the host's memory, and the ring of a stage is on the device")
     printing = next((e for e in loop.body.eqns if acts(e)), None)
     if printing is not None:
         raise _refused(printing, dim, f"{printing.op} would run in the ticks that compute nothing too")

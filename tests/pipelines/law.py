@@ -42,24 +42,32 @@ class Case:
     exact: bool
     remat: bool | str
     update: str
+    overlap: str
+    unroll: bool
     vocab_over_stages: bool
     seed: int
 
     @property
     def mesh(self) -> str:
-        return f"stages:{self.stages} {self.axes}".strip()
+        stages = f"stages:{self.stages // 2} more:2" if self.two_axes else f"stages:{self.stages}"
+        return f"{stages} {self.axes}".strip()
+
+    @property
+    def two_axes(self) -> bool:
+        return self.stages in (4, 8) and self.seed % 3 == 0
 
     @property
     def layout(self) -> str:
-        rules = ["layer:stages"]
+        stages = "stages,more" if self.two_axes else "stages"
+        rules = [f"layer:{stages}"]
         rules += ["batch:data"] if "data" in self.axes else []
         rules += ["hidden:cols"] if "cols" in self.axes else []
-        rules += ["vocab:stages"] if self.vocab_over_stages else []
+        rules += [f"vocab:{stages}"] if self.vocab_over_stages else []
         return "; ".join(rules)
 
 
 def draw(seed: int, largest: int = 4) -> Case:
-    """A random case with at most `largest` stages."""
+    """A random case with at most `largest` stages; of more than 4, with loops unrolled or overlapped at times."""
     rng = np.random.default_rng(seed)
     stages = int(rng.integers(2, largest + 1))
     axes = [a for a in MESHES if stages * md.Mesh(a).size <= 8]
@@ -73,6 +81,8 @@ def draw(seed: int, largest: int = 4) -> Case:
         bool(rng.random() < 0.6),
         [False, True, "products"][int(rng.integers(3))],
         str(rng.choice(["replicated", "sharded"], p=[0.7, 0.3])) if "data" in axes else "replicated",
+        str(rng.choice(["none", "list", "halves", "auto"], p=[0.7, 0.1, 0.1, 0.1])) if largest > 4 else "none",
+        largest > 4 and bool(rng.random() < 0.1),
         bool(rng.random() < 0.3),
         seed,
     )
@@ -139,14 +149,18 @@ def differ(got: list[np.ndarray], wanted: list[np.ndarray], exact: bool) -> floa
 
 
 def compiled(case: Case, step: Any, args: list[Any]) -> Any:
-    """The step in stages; with replicated updates if there is nothing to shard."""
-    try:
-        pipe = md.compile(step, case.mesh, case.layout, weight_update=case.update)
-        pipe.program(*args)
-        return pipe
-    except md.LayoutError as error:
-        if case.update == "replicated" or "nothing" not in str(error):
-            raise
+    """The step in stages, without the options that are refused because they change nothing."""
+    machine = "tpu-v5e" if case.overlap != "none" else None
+    options = {"weight_update": case.update, "overlap": case.overlap, "unroll": case.unroll, "machine": machine}
+    for left_out in ((), ("unroll",), ("overlap", "machine"), ("overlap", "machine", "weight_update")):
+        kept = {name: x for name, x in options.items() if name not in left_out}
+        try:
+            pipe = md.compile(step, case.mesh, case.layout, **kept)
+            pipe.program(*args)
+            return pipe
+        except md.LayoutError as error:
+            if "no effect" not in str(error) and "nothing to shard" not in str(error):
+                raise
     return md.compile(step, case.mesh, case.layout)
 
 

@@ -11,12 +11,13 @@ import pytest
 
 import meshdsl as md
 from meshdsl.ir import walk
+from meshdsl.models.llama import llama
+from meshdsl.models.mixtral import mixtral
 from meshdsl.pipelines import Schedule, pipeline, ticks
-from models.llama import llama
 from tests.pipelines.law import Case, draw, judge
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
-CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", False, 5)
+CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", "none", False, False, 5)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -154,6 +155,19 @@ def test_what_cannot_run_in_stages_is_refused_with_its_line(change: str, mesh: s
     with pytest.raises(md.LayoutError, match=problem) as raised:
         md.compile(step, mesh, "layer:stages").program(*args)
     assert "test_pipelines.py" in str(raised.value)
+
+
+def test_values_in_the_hosts_memory_are_refused():
+    plan = md.Plan("stages:2", "layer:stages", microbatches=2, remat="offload")
+    with pytest.raises(md.LayoutError, match="in the host's memory"):
+        md.compile(SMALL.train_step(), plan=plan).program(*SMALL.specs())
+
+
+def test_no_weight_of_an_expert_leaves_its_stage():
+    work = mixtral.replace(batch=8, length=4, vocab=16, layers=2, d_model=8, d_ff=8, heads=2)
+    plan = md.Plan("stages:2", "layer:stages", microbatches=2)
+    program = md.compile(work.train_step(), plan=plan).program(*work.specs())
+    assert {record.kind for record in program.collectives} == {"permute", "all_reduce"}
 
 
 def test_without_microbatches_the_layout_says_where_weights_are_stored():
