@@ -167,16 +167,18 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: E
         filled = dict(filled)
 
         def write(i: int, row: Any) -> None:
-            row = varying(row, stacks[i].sharding.varying)
+            row = varying(Jax.reshape(row, _long(row.shape)), stacks[i].sharding.varying)
             filled[i] = lax.dynamic_update_index_in_dim(filled[i], row, at, 0, allow_negative_indices=False)
 
         def write_and_read(i: int, row: Any) -> Any:
             """The row as it is stored. Behind a barrier, its index is unknown, so compilers read and do not compute."""
             write(i, row)
             index = lax.optimization_barrier(at)
-            return lax.dynamic_index_in_dim(filled[i], index, 0, keepdims=False, allow_negative_indices=False)
+            stored = lax.dynamic_index_in_dim(filled[i], index, 0, keepdims=False, allow_negative_indices=False)
+            return Jax.reshape(stored, row.shape)
 
         kernels = {v: functools.partial(write_and_read, i) for v, i in barriers.items()}
+        rows = [Jax.reshape(row, x.shape[1:]) for row, x in zip(rows, inputs, strict=True)]
         carry, ys = loop.results(run_equations(loop.body, [*consts, *carry, *rows], emission, kernels))
         for i in own:
             if i not in barriers.values():
@@ -186,11 +188,18 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: E
 
     # the stacked dim may be stored with padding
     rows = [x if x.shape[0] == trips else x[:trips] for x in inputs]
+    rows = [Jax.reshape(x, (trips, *_long(x.shape[1:]))) for x in rows]
     late = first if eqn.backward and _largest(program, own, trips) >= emission.late_stacks else ()
     unwritten = _unwritten(program, own, trips, late)
     state = jnp.int32(trips - 1 if loop.reverse else 0), _varying(first, carries), unwritten
     (_, carry, filled), others = lax.scan(step, state, rows, length=trips, reverse=loop.reverse)
+    filled = {i: Jax.reshape(x, (trips, *program.local_shape(stacks[i])[1:])) for i, x in filled.items()}
     return [*carry, *(_padded(program, v, (filled | others)[i]) for i, v in stacks.items())]
+
+
+def _long(shape: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of a row without ones: compilers copy rows with dims of size 1 into another device layout."""
+    return tuple(n for n in shape if n != 1)
 
 
 def _largest(program: Program, stacks: Mapping[int, Var], trips: int) -> int:
@@ -208,7 +217,7 @@ def _unwritten(program: Program, stacks: Mapping[int, Var], trips: int, after: S
     create = lax.empty if program.mesh.axes else jnp.zeros
 
     def allocate() -> dict[int, Any]:
-        shapes = {i: (trips, *program.local_shape(v)[1:]) for i, v in stacks.items()}
+        shapes = {i: (trips, *_long(program.local_shape(v)[1:])) for i, v in stacks.items()}
         return {i: varying(create(shapes[i], v.dtype), v.sharding.varying) for i, v in stacks.items()}
 
     elements = [lax.slice(x, [0] * x.ndim, [1] * x.ndim).reshape(()) for x in after if x.size]
