@@ -7,15 +7,14 @@ last stages have fewer; they pass their carries on for the rest.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ..control import SCAN
 from ..control.batching import batched
 from ..dims import Dim
-from ..ir import Eqn, Graph, Scan, Type
+from ..ir import Eqn, Type
+from ..ops.dynamic import dynamic_update_slice
 from ..ops.elementwise import where
 from ..ops.indexing import iota, take
 from ..ops.placement import prefer
@@ -26,6 +25,7 @@ from ..trace import Tensor, bind, evaluate, trace
 from .find import loop_of
 
 __all__ = [
+    "Rings",
     "StageDims",
     "by_stage",
     "layers_of_stages",
@@ -80,35 +80,76 @@ def stacked_again(x: Tensor, dims: StageDims) -> Tensor:
     return slice(x, dims.layer.name, 0, dims.layer.size) if dims.padded > dims.layer.size else x
 
 
-def run_stages(eqn: Eqn, ins: Sequence[Tensor], dims: StageDims) -> tuple[list[Tensor], list[Tensor]]:
-    """The last carries [stage ...] and the rows [stage inner ...] of a loop over layers, of all stages.
+@dataclass(frozen=True)
+class Rings:
+    """Rows of a loop over layers that stay in rings [stage slot ...], by their number among the loop's rows.
 
-    `ins` are the operands of `eqn`: constants and carries may have the dim `stage`, rows are [stage inner ...].
+    A slot of `inner` rows has those of one micro-batch. `first` is the number of its first row: one for all stages
+    where the loop writes rows, one for each stage where it reads them.
     """
-    loop = loop_of(eqn)
+
+    first: Tensor
+    rows: Mapping[int, Tensor]
+
+
+def run_stages(
+    eqn: Eqn, ins: Sequence[Tensor], dims: StageDims, *, read: Rings | None = None, written: Rings | None = None
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The last carries [stage ...] and the rows [stage inner ...] of a loop over layers, of all stages, and its rings.
+
+    `ins` are the operands of `eqn`: constants and carries may have the dim `stage`, rows are [stage inner ...]. Rows
+    that are `read` from rings are missing in `ins`. The loop reads and writes a ring in place, one layer at a time.
+    """
+    loop, first = loop_of(eqn), [each.first for each in (read, written) if each is not None]
+    reads, writes = (each.rows if each is not None else {} for each in (read, written))
+    kept = [i for i in range(len(loop.body.ins) - loop.consts - loop.carries) if i not in reads]
     uneven = dims.padded > dims.layer.size
-    rows = [Type((dims.inner, *v.dims[1:]), v.dtype) for v in loop.inputs(eqn.ins)[2]]
-    types = [*(v.type for v in eqn.ins[: loop.consts + loop.carries]), *rows]
-    if uneven:
-        first = iota(dims.stage) * dims.inner.size
-        present = broadcast(first, (dims.stage, dims.inner)) + iota(dims.inner) < dims.layer.size
-        ins, types = [*ins, present], [*types, Type((dims.inner,), present.dtype)]
-    control = dataclasses.replace(loop, dim=dims.inner, body=_skipping(loop) if uneven else loop.body)
-    one, _, _ = trace(lambda *xs: list(bind(SCAN, *xs, control=control)), types)
-    outs = [staged(x, dims.stage) for x in batched(one, ins, dims.stage)]
-    return outs[: loop.carries], outs[loop.carries :]
-
-
-def _skipping(loop: Scan) -> Graph:
-    """The body with one more row, which tells whether there is such a layer; without one, carries stay as they are."""
+    number = iota(dims.inner)
+    there = [broadcast(iota(dims.stage) * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size]
+    consts, carries, rows = loop.inputs(ins)
+    groups = [
+        consts,
+        first,
+        list(reads.values()),
+        carries,
+        list(writes.values()),
+        rows,
+        [number],
+        there if uneven else [],
+    ]
+    sizes = [len(group) for group in groups]
 
     def step(*xs: Tensor) -> list[Tensor]:
-        *ins, present = xs
-        carries, rows = loop.results(evaluate(loop.body, ins))
-        before = loop.inputs(ins)[1]
-        return [*(where(present, new, old) for new, old in zip(carries, before, strict=True)), *rows]
+        rest = iter(xs)
+        consts, first, old, carries, rings, rows, (number,), present = ([next(rest) for _ in range(n)] for n in sizes)
+        by_number = dict(zip(kept, rows, strict=True))
+        by_number |= {i: _at(x, first[0] + number) for i, x in zip(reads, old, strict=True)}
+        outs = evaluate(loop.body, [*consts, *carries, *(by_number[i] for i in sorted(by_number))])
+        after, new = loop.results(outs)
+        if present:
+            after = [where(present[0], x, before) for x, before in zip(after, carries, strict=True)]
+        rings = [_with_row(x, new[i], first[-1] + number) for i, x in zip(writes, rings, strict=True)]
+        return [*after, *rings, *new]
 
-    return trace(step, [*(v.type for v in loop.body.ins), Type((), np.dtype(bool))])[0]
+    def type_of(x: Tensor, *apart: Dim) -> Type:
+        return Type(tuple(d for d in x.dims if d not in (dims.stage, *apart)), x.dtype)
+
+    n, m = len(consts) + len(first) + len(reads), loop.carries + len(writes)
+    ins = [x for group in groups for x in group]
+    body = trace(step, [type_of(x, *((dims.inner,) if i >= n + m else ())) for i, x in enumerate(ins)])[0]
+    control = dataclasses.replace(loop, dim=dims.inner, body=body, consts=n, carries=m)
+    one = trace(lambda *xs: list(bind(SCAN, *xs, control=control)), [type_of(x) for x in ins])[0]
+    outs = [staged(x, dims.stage) for x in batched(one, ins, dims.stage)]
+    return outs[: loop.carries], outs[m:], outs[loop.carries : m]
+
+
+def _at(ring: Tensor, number: Tensor) -> Tensor:
+    return take(ring, number, ring.dims[0])
+
+
+def _with_row(ring: Tensor, row: Tensor, number: Tensor) -> Tensor:
+    slot = Dim(ring.dims[0].name, 1)
+    return dynamic_update_slice(ring, broadcast(row, (slot, *row.dims)), slot.name, number)
 
 
 def of_stage(x: Tensor, stage: Dim, number: int) -> Tensor:

@@ -17,14 +17,23 @@ from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Graph, Type, Var
 from ..ops.creation import full, zeros_like
-from ..ops.dynamic import dynamic_update_slice
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
 from ..ops.reductions import broadcast, sum
 from ..ops.slicing import shift
 from ..trace import Tensor, evaluate
 from .find import Level, Loop, loop_of, values
-from .stages import StageDims, by_stage, layers_of_stages, of_stage, own_layers, run_stages, stacked_again, staged
+from .stages import (
+    Rings,
+    StageDims,
+    by_stage,
+    layers_of_stages,
+    of_stage,
+    own_layers,
+    run_stages,
+    stacked_again,
+    staged,
+)
 
 __all__ = ["Dims", "run_ticks"]
 
@@ -158,7 +167,8 @@ class _Pipe:
     def before_forward(self) -> tuple[list[Tensor], list[Tensor]]:
         """The ring and the carries of the forward loop before the first tick."""
         stage, inner = self.stage, self.dims.stages.inner
-        ring = [_filled((self.dims.slot, stage, inner, *v.dims[1:]), v) for v in self.saved]
+        slot = Dim(self.dims.slot.name, self.dims.slot.size * inner.size)
+        ring = [_filled((stage, slot, *v.dims[1:]), v) for v in self.saved]
         forward = [_filled((stage, *v.dims), v) for v in _operands(self.loop.forward)[1]]
         return ring, [*forward, *(_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected)]
 
@@ -191,9 +201,12 @@ class _Pipe:
         is_first = iota(self.stage) == 0
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
         own = self._own(tick - iota(self.stage), consts, rows, {})
-        after, new_rows = run_stages(loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages)
-        by_row = dict(zip(loop.forward.outs[n:], new_rows, strict=True))
-        ring = [self._written(x, by_row[v], tick) for x, v in zip(ring, self.saved, strict=True)]
+        numbers = {v: i for i, v in enumerate(loop.forward.outs[n:])}
+        written = Rings(self._first_row(tick), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)})
+        after, new_rows, ring = run_stages(
+            loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, written=written
+        )
+        by_row = {v: new_rows[i] for v, i in numbers.items()}
         here = broadcast(iota(self.stage), (self.stage, self._every)) == iota(self._every)
         collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
         last = [of_stage(x, self.stage, self.stage.size - 1) for x in (*after, *collected)]
@@ -202,12 +215,9 @@ class _Pipe:
         moved = [shift(x, self.stage, 1) for x in (*after, *collected)]
         return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
 
-    def _written(self, ring: Tensor, rows: Tensor, tick: Tensor) -> Tensor:
-        """The ring with the rows of this tick: a stage finds those of a micro-batch 2(S-1-s) ticks later."""
-        slot = Dim(self.dims.slot.name, 1)
-        return dynamic_update_slice(
-            ring, broadcast(rows, (slot, *rows.dims)), slot.name, tick % self.loop.schedule.slots
-        )
+    def _first_row(self, tick: Tensor) -> Tensor:
+        """Where the ring has the rows of a tick: a stage reads those of a micro-batch 2(S-1-s) ticks later."""
+        return tick % self.loop.schedule.slots * self.dims.stages.inner.size
 
     def between(self, tick: Tensor, last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
         """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
@@ -232,14 +242,18 @@ class _Pipe:
             state = [where(is_last, x, old) for x, old in zip(entering, state, strict=True)]
         number = tick - schedule.delay + iota(self.stage)
         valid = self._real(number)
-        slots = (tick + iota(self.stage) * 2 + 1) % schedule.slots
-        known = {v: take(x, slots, self.dims.slot) for v, x in zip(self.saved, ring, strict=True)}
         shipped = dict(zip(loop.shipped, state, strict=False))
         crossing = dict(zip(self.crossing, state[len(shipped) :], strict=True))
         consts, carries, rows = _operands(loop.backward)
-        own = self._own(number, consts, rows, {**known, **crossing})
+        own = self._own(number, consts, [v for v in rows if v not in self.saved], crossing)
         carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
-        after, new_rows = run_stages(loop.backward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages)
+        rings = dict(zip(self.saved, ring, strict=True))
+        read = Rings(
+            self._first_row(tick + iota(self.stage) * 2 + 1), {i: rings[v] for i, v in enumerate(rows) if v in rings}
+        )
+        after, new_rows, _ = run_stages(
+            loop.backward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, read=read
+        )
         sums: Sums = {}
         for terms in loop.terms:
             sums |= {("rows", n): where(valid, new_rows[n], 0) for n in terms.rows}
@@ -269,18 +283,17 @@ class _Pipe:
     def _own(
         self, number: Tensor, consts: Sequence[Var], rows: Sequence[Var], known: Mapping[Var, Tensor]
     ) -> list[Tensor]:
-        """Constants and rows of a loop over layers, where each stage has another micro-batch."""
+        """Constants and rows (not those in the ring) of a loop over layers; each stage has another micro-batch."""
         loop, stages = self.loop, self.dims.stages
         own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE]
         given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
         graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
         found = batched(graph, given, self.stage, lambda x: by_stage(x, stages))
         computed = {v: staged(x, self.stage) for v, x in zip(own, found, strict=True)}
-        saved = set(self.saved)
 
         def layers(v: Var) -> Tensor:
-            if v in self.fixed_layers or v in saved:
-                return self.fixed_layers[v] if v in self.fixed_layers else known[v]
+            if v in self.fixed_layers:
+                return self.fixed_layers[v]
             return own_layers(computed[v] if v in computed else known[v], stages)
 
         either = {**self.fixed, **computed, **known}

@@ -13,7 +13,7 @@ import meshdsl as md
 from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
-from meshdsl.pipelines import Schedule, pipeline, ticks
+from meshdsl.pipelines import Schedule, pipeline, stages, ticks
 from tests.pipelines.law import Case, draw, judge
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
@@ -62,7 +62,8 @@ REAL = {name: getattr(ticks, name) for name in ("shift",)}
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "no message": (ticks, "shift", lambda x, dim, by: x),
     "a message twice": (ticks, "shift", lambda x, dim, by: REAL["shift"](x, dim, 2 * by)),
-    "a slot late": (ticks._Pipe, "_written", lambda f: lambda self, ring, rows, tick: f(self, ring, rows, tick + 1)),
+    "a slot late": (stages, "_with_row", lambda f: lambda ring, row, number: f(ring, row, number + 1)),
+    "a layer late": (stages, "_at", lambda f: lambda ring, number: f(ring, number - 1)),
     "a mask early": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number + 1)),
     "a mask late": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
     "a row late": (ticks._Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
