@@ -29,6 +29,7 @@ def _at_least(dtype: Any, *xs: Any) -> Any:
 class JaxFunctions:
     """jax.numpy, plus functions that it lacks."""
 
+    empty = staticmethod(lax.empty)
     erf = staticmethod(lax.erf)
     erf_inv = staticmethod(lax.erf_inv)
     rsqrt = staticmethod(lax.rsqrt)

@@ -44,6 +44,11 @@ class _NumPy:
         return getattr(np, name)
 
     @staticmethod
+    def empty(shape: Any, dtype: Any) -> Any:
+        """NaN, where a device has what its memory has; zeros for dtypes without NaN."""
+        return np.full(shape, np.nan if np.dtype(dtype).kind in "fVc" else 0, dtype)
+
+    @staticmethod
     def astype(x: Any, dtype: Any) -> Any:
         """Like XLA: integers take the nearest value that they hold, and 0 for NaN, where NumPy's wrap."""
         if x.dtype.kind not in "fV" or np.dtype(dtype).kind not in "iu":

@@ -11,13 +11,13 @@ import numpy as np
 
 from ..dims import DimLike, DimsLike, pick
 from ..errors import ShapeError, at, caller, located
-from ..ir import Type
-from ..trace import Tensor, as_tensor
+from ..ir import Fuses, Op, Type
+from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, check_kind, kind
 from .indexing import iota, new_dim
 from .reductions import broadcast
 
-__all__ = ["arange", "full", "linspace", "ones", "zeros", "zeros_like"]
+__all__ = ["EMPTY", "arange", "full", "linspace", "ones", "zeros", "zeros_like"]
 
 
 def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
@@ -50,6 +50,15 @@ def zeros(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     Raises `ShapeError` for a dim without a size.
     """
     return full(dims, 0, dtype)
+
+
+EMPTY = Op(  # memory that nothing has written yet, for values that are overwritten before they are read
+    "empty",
+    type=lambda *, dtype, shape: Type(shape, dtype),
+    kernel=lambda c, *, dtype, shape: c.xp.empty(c.outs[0].sizes, dtype),
+    flops=lambda *_, **__: 0,
+    fuses=Fuses.VIEW,
+)
 
 
 def zeros_like(x: Type | Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from ..control import scan
 from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Graph, Type, Var
-from ..ops.creation import full, zeros_like
+from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
 from ..ops.reductions import broadcast, sum
 from ..ops.slicing import shift
-from ..trace import Tensor, evaluate
+from ..trace import Tensor, bind1, evaluate
 from .find import Level, Loop, loop_of, values
 from .stages import (
     Rings,
@@ -37,7 +37,7 @@ from .stages import (
 
 __all__ = ["Dims", "run_ticks"]
 
-FILL = 0.0  # what stages compute with before their first micro-batch; no result depends on it
+FILL = 0.0  # what stages receive before their first micro-batch; no result depends on it
 Key = tuple[str, int]  # of a sum: rows or a carry of the backward loop, by number, or terms of a carry of the step
 Sums = dict[Key, Tensor]
 
@@ -168,7 +168,7 @@ class _Pipe:
         """The ring and the carries of the forward loop before the first tick."""
         stage, inner = self.stage, self.dims.stages.inner
         slot = Dim(self.dims.slot.name, self.dims.slot.size * inner.size)
-        ring = [_filled((stage, slot, *v.dims[1:]), v) for v in self.saved]
+        ring = [bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:])) for v in self.saved]
         forward = [_filled((stage, *v.dims), v) for v in _operands(self.loop.forward)[1]]
         return ring, [*forward, *(_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected)]
 
