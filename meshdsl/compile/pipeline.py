@@ -33,7 +33,7 @@ from ..targets.attention import with_kernels
 from ..updates.groups import RefinedMesh
 from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
-__all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "State", "begin", "run"]
+__all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "PassState", "begin", "run"]
 
 REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
 
@@ -52,7 +52,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class State:
+class PassState:
     """A compilation between two passes: the graph, the mesh and layout, and the program after partition."""
 
     graph: Graph
@@ -71,7 +71,7 @@ class Pass:
     """One entry of the pipeline: its name in `history`, and a function from state to state."""
 
     name: str
-    run: Callable[[State, Options], State]
+    run: Callable[[PassState, Options], PassState]
 
 
 def _decides(options: Options) -> Machine | None:
@@ -79,13 +79,13 @@ def _decides(options: Options) -> Machine | None:
     return options.machine if options.weight_update.mode == "auto" else None
 
 
-def _pipeline(state: State, options: Options) -> State:
+def _pipeline(state: PassState, options: Options) -> PassState:
     graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout)
     program = None if schedules else state.program  # a search lowers layouts together, without pipelines
     return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules, program=program)
 
 
-def _shard_weight_updates(state: State, options: Options) -> State:
+def _shard_weight_updates(state: PassState, options: Options) -> PassState:
     if options.weight_update.mode == "replicated":
         return state
     sharded = shard(
@@ -106,7 +106,7 @@ def _shard_weight_updates(state: State, options: Options) -> State:
     )
 
 
-def _partition(state: State, options: Options) -> State:
+def _partition(state: PassState, options: Options) -> PassState:
     if state.program is not None:
         return state
     program = partition(state.graph, state.mesh, state.layout, state.results)
@@ -131,7 +131,7 @@ def _unroll(program: Program, options: Options) -> Program:
     return unrolled
 
 
-def _plan_overlap(state: State, options: Options) -> State:
+def _plan_overlap(state: PassState, options: Options) -> PassState:
     if options.overlap.mode == "none":
         return state
     assert state.program is not None and options.machine is not None
@@ -141,8 +141,10 @@ def _plan_overlap(state: State, options: Options) -> State:
     return dataclasses.replace(state, program=program, overlap=plan)
 
 
-def _on_program(transform: Callable[[Program, State, Options], Program]) -> Callable[[State, Options], State]:
-    def run(state: State, options: Options) -> State:
+def _on_program(
+    transform: Callable[[Program, PassState, Options], Program],
+) -> Callable[[PassState, Options], PassState]:
+    def run(state: PassState, options: Options) -> PassState:
         assert state.program is not None
         return dataclasses.replace(state, program=transform(state.program, state, options))
 
@@ -210,13 +212,13 @@ def run(
     results: Sequence[str],
     options: Options,
     partitioned: Program | None = None,
-) -> tuple[State, tuple[Stage, ...]]:
+) -> tuple[PassState, tuple[Stage, ...]]:
     """The state after all passes, and every stage. `partitioned` is the result of partition, if it is known.
 
     Raises `LayoutError` for an illegal layout and for options without effect, and `InternalError`, naming the pass, if
     a pass returns an invalid graph or program.
     """
-    state = State(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh), partitioned)
+    state = PassState(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh), partitioned)
     stages = list(begun)
     for compiler_pass in _passes(options):
         check_deadline()

@@ -22,7 +22,7 @@ from ..targets import Target, target_named, target_of
 from ..targets.attention import with_kernels
 from ..trace import Tensor, check_dtypes, spec_of, trace, tree
 from ..trace.platform import TracedFor, tracing_for
-from .pipeline import Options, Stage, State, begin, run
+from .pipeline import Options, PassState, Stage, begin, run
 
 __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
 
@@ -76,7 +76,7 @@ class Stages:
         return Stages(self.traced, self.mesh, self.layout, (), self.options)
 
     @cached_property
-    def pipeline_result(self) -> tuple[State, tuple[Stage, ...]]:
+    def pipeline_result(self) -> tuple[PassState, tuple[Stage, ...]]:
         """The state after the pipeline, and the stage of every pass."""
         indices = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(indices)[0]]
@@ -84,7 +84,7 @@ class Stages:
         return run(self.begun, self.mesh, self.layout, paths, options, self.partitioned)
 
     @property
-    def state(self) -> State:
+    def state(self) -> PassState:
         return self.pipeline_result[0]
 
     @property

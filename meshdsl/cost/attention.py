@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..backend.attention import BLOCKWISE, Case, Kernel
+from ..backend.attention import BLOCKWISE, AttentionKernel, Case
 from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.partition.attention import ATTENTION_TURN_GRAD
@@ -48,7 +48,7 @@ def work_of_attention(program: Program, eqn: Eqn) -> AttentionWork | None:
     """The work of an attention; None for any other equation."""
     if not is_attention(eqn):
         return None
-    kernel: Kernel = eqn.params.get("kernel") or BLOCKWISE
+    kernel: AttentionKernel = eqn.params.get("kernel") or BLOCKWISE
     case, how = case_of(program, eqn), eqn.params["how"]
     blocks = min(how.block, case.queries or 1), min(how.block, case.keys or 1)
     flops = operations(eqn.replace(params={**eqn.params, "blocks": blocks}), program.local_shape)

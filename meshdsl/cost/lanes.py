@@ -15,14 +15,14 @@ from ..errors.deadline import check_deadline
 from ..ir import Scan, Var
 from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
-from ..targets.fusion import Branch, Kernel, Loop, Send, Step, Wait, holders
+from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders
 from .combining import combine
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, full_bytes
 from .roofline import kernel_time
 
-__all__ = ["COMPUTE", "Event", "Schedule", "Span", "lane_of"]
+__all__ = ["COMPUTE", "Event", "LaneSchedule", "LaneSpan", "lane_of"]
 
 COMPUTE = "compute"
 HOST = "host memory"
@@ -54,7 +54,7 @@ class Event:
     @property
     def name(self) -> str:
         """The operation that names the kernel: the heaviest kind, then the most FLOPs."""
-        if isinstance(self.step, Loop):
+        if isinstance(self.step, LoopStep):
             return f"{self.step.eqn.op} x{self.step.trips}"
         if isinstance(self.step, Branch):
             return str(self.step.eqn.op)
@@ -64,7 +64,7 @@ class Event:
 
 
 @dataclass(eq=False)
-class Span:
+class LaneSpan:
     """Time of a sequence of steps, from its start to the end of its last step."""
 
     seconds: float = 0.0
@@ -78,7 +78,7 @@ class Span:
     def compute(self) -> float:
         return self.seconds - self.exposed
 
-    def add(self, other: Span, trips: float = 1, stretch: float = 1.0) -> None:
+    def add(self, other: LaneSpan, trips: float = 1, stretch: float = 1.0) -> None:
         """Add another span's times by lane and by line, `trips` times, with compute times scaled by `stretch`."""
         for lane, seconds in other.least.items():
             self.least[lane] = self.least.get(lane, 0.0) + seconds * trips
@@ -100,7 +100,7 @@ class _Item:
     share: float
     least: dict[str, float]
     weights: Mapping[int, float] = field(default_factory=dict[int, float])  # by line index; they sum to 1
-    inner: Span | None = None  # for a loop or a conditional: the span of all its trips
+    inner: LaneSpan | None = None  # for a loop or a conditional: the span of all its trips
     marker: bool = False  # a start or a wait: it takes no time and keeps its position in the order
     needs: int = 0  # number of items that it still waits for
     readers: list[_Item] = field(default_factory=list["_Item"])
@@ -113,7 +113,7 @@ class _Item:
         return COMPUTE in self.lanes
 
 
-class Schedule:
+class LaneSchedule:
     """The schedule of one program on one machine."""
 
     def __init__(self, ledger: Ledger, machine: Machine, placement: Placement, pipelined: bool):
@@ -122,7 +122,7 @@ class Schedule:
         self.placement = placement
         self.pipelined = pipelined
 
-    def span(self, steps: Sequence[Step], depth: int = 0) -> Span:
+    def span(self, steps: Sequence[Step], depth: int = 0) -> LaneSpan:
         return self.summed(self.ran(steps, depth), depth)
 
     def ran(self, steps: Sequence[Step], depth: int = 0) -> list[_Item]:
@@ -191,12 +191,12 @@ class Schedule:
         share = inner.compute / inner.seconds if inner.seconds else 0.0
         return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
 
-    def branch(self, step: Branch, depth: int) -> Span:
+    def branch(self, step: Branch, depth: int) -> LaneSpan:
         """The mean span of a branch of known frequency; otherwise that of the longer graph."""
         arms = {key: self.span(arm, depth) for key, arm in zip(step.eqn.graphs(), step.arms, strict=True)}
         if all(step.eqn.runs(key) == 1 for key in arms):
             return max(arms.values(), key=lambda arm: arm.seconds)
-        total = Span()
+        total = LaneSpan()
         for key, arm in arms.items():
             often = step.eqn.runs(key)
             total.add(arm, often)
@@ -204,11 +204,11 @@ class Schedule:
             total.events += [replace(event, trips=event.trips * often) for event in arm.events]
         return total
 
-    def repeated(self, loop: Loop, depth: int) -> Span:
+    def repeated(self, loop: LoopStep, depth: int) -> LaneSpan:
         """The span of a loop whose trips do not overlap."""
         return _repeated(self.span(loop.body, depth + 1), loop.trips)
 
-    def pipeline(self, loop: Loop, scan: Scan, depth: int) -> Span:
+    def pipeline(self, loop: LoopStep, scan: Scan, depth: int) -> LaneSpan:
         """Time a loop whose trips overlap: schedule three trips and extrapolate to the rest."""
         views = holders(scan.body)
         carried = zip(scan.inputs(scan.body.ins)[1], scan.results(scan.body.outs)[0], strict=True)
@@ -230,7 +230,7 @@ class Schedule:
             everything += items
         _run(everything, self.machine.overlap_slowdown)
         spans = [self.summed(items, depth) for items in trips]
-        total = Span(spans[-1].seconds)
+        total = LaneSpan(spans[-1].seconds)
         total.events = [replace(event, trips=event.trips * loop.trips) for event in spans[0].events]
         for span in spans:
             total.add(span)
@@ -238,7 +238,7 @@ class Schedule:
             self.add_steady(total, spans[1], trips[1], spans[1].seconds - spans[0].seconds, loop.trips - len(trips))
         return total
 
-    def add_steady(self, total: Span, trip: Span, items: Sequence[_Item], interval: float, trips: int) -> None:
+    def add_steady(self, total: LaneSpan, trip: LaneSpan, items: Sequence[_Item], interval: float, trips: int) -> None:
         """Add `trips` more trips like `trip`, `interval` apart; the interval is at least each lane's busy time."""
         busy = [sum(item.end - item.start for item in items if lane in item.lanes) for lane in trip.least]
         interval = max(interval, *busy)
@@ -251,9 +251,9 @@ class Schedule:
         for index, part in by.items():
             total.exposures[index] += trips * (waited * part / sum(by.values()) - trip.exposures[index])
 
-    def summed(self, items: Sequence[_Item], depth: int) -> Span:
+    def summed(self, items: Sequence[_Item], depth: int) -> LaneSpan:
         """The span of items that have run."""
-        total = Span(max((item.end for item in items), default=0.0))
+        total = LaneSpan(max((item.end for item in items), default=0.0))
         for item in items:
             if item.marker:
                 continue
@@ -271,7 +271,7 @@ class Schedule:
                 alone = took if lane != COMPUTE and item.computes else item.alone
                 times = {index: took * weight for index, weight in item.weights.items()}
                 total.add(
-                    Span(took, alone, [], times, dict.fromkeys(times, alone) if lane != COMPUTE else {}, item.least)
+                    LaneSpan(took, alone, [], times, dict.fromkeys(times, alone) if lane != COMPUTE else {}, item.least)
                 )
             total.events.append(Event(lane, item.start, took, item.step, lines, 1, depth))
             if item.inner is not None:
@@ -279,9 +279,9 @@ class Schedule:
         return total
 
 
-def _repeated(once: Span, trips: int) -> Span:
+def _repeated(once: LaneSpan, trips: int) -> LaneSpan:
     """The span of trips that do not overlap."""
-    total = Span(once.seconds * trips, events=[replace(event, trips=event.trips * trips) for event in once.events])
+    total = LaneSpan(once.seconds * trips, events=[replace(event, trips=event.trips * trips) for event in once.events])
     total.add(once, trips)
     return total
 

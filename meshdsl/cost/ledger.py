@@ -20,7 +20,7 @@ from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
-from ..targets.fusion import Branch, Kernel, Loop, Send, Step, Wait, steps
+from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, steps
 from .attention import AttentionWork, is_scores, work_of_attention
 
 __all__ = ["Ledger", "Line", "Matmul", "ledger"]
@@ -178,7 +178,7 @@ def _lines(
     program: Program, body_steps: Sequence[Step], trips: float, unbounded: bool, order: dict[Eqn, int]
 ) -> Iterator[Line]:
     for step in body_steps:
-        if isinstance(step, Loop):
+        if isinstance(step, LoopStep):
             yield from _lines(program, step.body, trips * step.trips, unbounded or step.unbounded, order)
         elif isinstance(step, Branch):
             for key, arm in zip(step.eqn.graphs(), step.arms, strict=True):

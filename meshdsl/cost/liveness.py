@@ -30,7 +30,7 @@ from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..lowering.collectives import AllReduce
 from ..targets import MemoryRules
-from ..targets.fusion import Branch, Kernel, Loop, Send, Step, Wait, holders, steps
+from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
 from ..targets.scores import names
 
 __all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
@@ -149,7 +149,7 @@ class Lives:
             eqn = _last(step)
             self.moments.append((_label(eqn), eqn.where, eqn.backward))
             carried: set[Var] = set()
-            if isinstance(step, Loop):
+            if isinstance(step, LoopStep):
                 carried = self.hold_trip(step)
             elif isinstance(step, Branch):
                 for sub, arm in zip(step.eqn.graphs().values(), step.arms, strict=True):
@@ -209,7 +209,7 @@ class Lives:
             births.update(dict.fromkeys(step.writes, times[step]))
         return sorted(order, key=lambda step: times[step])
 
-    def hold_trip(self, step: Loop) -> set[Var]:
+    def hold_trip(self, step: LoopStep) -> set[Var]:
         """Hold the values of one trip. Returns operands whose buffers the carry reuses: they end at loop start."""
         loop = step.eqn.control
         assert isinstance(loop, Scan | While)

@@ -20,7 +20,7 @@ from ..targets import Target, target_for
 from .machine_file import MachineError, read, read_toml
 from .machine_modes import in_modes, split_modes
 from .network import KINDS, Network
-from .profile import Profile, load_profile
+from .profile import KernelProfile, load_profile
 
 __all__ = ["Machine", "MachineError", "machine", "machines"]
 
@@ -70,7 +70,7 @@ class Machine:
     pipelined: bool = False  # a collective of a loop's next trip may start before the trip ends
     sources: Mapping[str, str] = field(default_factory=dict[str, str])  # field -> source of its figure
     file: str = ""
-    profile: Profile | None = None  # measured times of kernels, preferred to the figures above
+    profile: KernelProfile | None = None  # measured times of kernels, preferred to the figures above
 
     @property
     def target(self) -> Target:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import nearest
-from .network import KINDS, Level, Network, TimeTable
+from .network import KINDS, Network, NetworkTier, TimeTable
 
 __all__ = ["REGIMES", "Checks"]
 
@@ -151,7 +151,7 @@ class Checks:
         combine = {kind: self.number(f"network.combine.{kind}", limit) for kind, limit in limits.items()}
         return Network(tuple(levels), launch, tuple(measured), combine)
 
-    def level(self, key: str, entries: Mapping[str, Any]) -> Level:
+    def level(self, key: str, entries: Mapping[str, Any]) -> NetworkTier:
         self.names(key, entries, LEVEL)
         for name in ("kind", "axes", "bandwidth"):
             if name not in entries:
@@ -165,7 +165,7 @@ class Checks:
             )
         if "wrap" in entries and kind != "torus":
             self.wrong(f"{key}.wrap", f"only the axes of a torus wrap, not those of a {kind}")
-        return Level(
+        return NetworkTier(
             kind=kind,
             axes=sizes,
             bandwidth=self.number(f"{key}.bandwidth", entries.get("bandwidth", 1.0)),
@@ -177,7 +177,7 @@ class Checks:
             else math.inf,
         )
 
-    def measured(self, key: str, entries: Mapping[str, Any], levels: Sequence[Level]) -> TimeTable:
+    def measured(self, key: str, entries: Mapping[str, Any], levels: Sequence[NetworkTier]) -> TimeTable:
         self.names(key, entries, MEASURED)
         for name in MEASURED:
             if name not in entries:

@@ -17,9 +17,9 @@ from ..errors import LayoutError
 from ..layouts import Mesh
 from ..lowering import CollectiveRecord
 from .placing import Parts, assigned, by_default
-from .transfer import KINDS, Group, Level, Point, TimeTable, read, table_of
+from .transfer import KINDS, Group, NetworkTier, Point, TimeTable, read, table_of
 
-__all__ = ["KINDS", "Level", "Network", "Placement", "TimeTable", "full_bytes", "monotone", "place"]
+__all__ = ["KINDS", "NetworkTier", "Network", "Placement", "TimeTable", "full_bytes", "monotone", "place"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Network:
     The device's compiler combines independent collectives of the kinds in `combine`, up to so many bytes.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[NetworkTier, ...]
     launch: float = 0.0
     tables: tuple[TimeTable, ...] = ()
     combine: Mapping[str, float] = field(default_factory=dict[str, float])

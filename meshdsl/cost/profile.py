@@ -1,4 +1,4 @@
-"""`Profile`: measured times of kernels on one device, by operations, local sizes and dtypes.
+"""`KernelProfile`: measured times of kernels on one device, by operations, local sizes and dtypes.
 
 A kernel has a form and sizes. The form is its operations, the dtypes of its operands and which of their dims are equal;
 numbers such as the factor of a product are left out, because they do not change the time. A kernel that was measured in
@@ -20,7 +20,7 @@ from typing import Any
 
 from .machine_file import MachineError, read_toml
 
-__all__ = ["Coverage", "Form", "Point", "Profile", "load_profile"]
+__all__ = ["Coverage", "Form", "Point", "KernelProfile", "load_profile"]
 
 KEYS = ("device", "platform", "jax", "date", "rounds")
 
@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Profile:
+class KernelProfile:
     """Measured kernels, and their origin: device, JAX version, date, and rounds of each measurement (a median)."""
 
     device: str
@@ -76,13 +76,13 @@ class Profile:
         exact = self.exact(form)
         return _between(self._curves.get(form.text, []), work) if exact is None else exact
 
-    def merged(self, other: Profile) -> Profile:
+    def merged(self, other: KernelProfile) -> KernelProfile:
         """Both profiles' kernels; the other's times replace those of the same sizes."""
         kernels = {text: {point.sizes: point for point in points} for text, points in self.kernels.items()}
         for text, points in other.kernels.items():
             kernels.setdefault(text, {}).update((point.sizes, point) for point in points)
         lists = {text: tuple(points.values()) for text, points in kernels.items()}
-        return Profile(other.device, other.platform, other.jax, other.date, other.rounds, lists, other.file)
+        return KernelProfile(other.device, other.platform, other.jax, other.date, other.rounds, lists, other.file)
 
     def to_toml(self) -> str:
         """The text of the file that `load_profile` reads."""
@@ -136,7 +136,7 @@ class Coverage:
         )
 
 
-def load_profile(path: str | os.PathLike[str]) -> Profile:
+def load_profile(path: str | os.PathLike[str]) -> KernelProfile:
     """Read a profile; raises `MachineError` for a file that is missing or malformed."""
     file = Path(path).expanduser()
     document = read_toml(file, "profile", lambda: f"\n  run: meshdsl doctor --profile MODEL --out {file}")
@@ -152,7 +152,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
             f"the profile {file} has a malformed kernel: {type(error).__name__}: {error}\n"
             "  a kernel is a form and its points, each [[sizes], work, seconds] with seconds above 0"
         ) from None
-    return Profile(**{key: document[key] for key in KEYS}, kernels=kernels, file=str(file))
+    return KernelProfile(**{key: document[key] for key in KEYS}, kernels=kernels, file=str(file))
 
 
 def _point(row: Any) -> Point:

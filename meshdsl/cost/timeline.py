@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ..errors.units import seconds as show_seconds
 from ..targets.fusion import Kernel
-from .lanes import COMPUTE, Event, Schedule
+from .lanes import COMPUTE, Event, LaneSchedule
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, place
@@ -118,7 +118,7 @@ def timeline(
     Raises `LayoutError` for a mesh that is larger than the machine.
     """
     placement = place(machine.network, ledger.program.mesh) if placement is None else placement
-    span = Schedule(ledger, machine, placement, pipelined or machine.pipelined).span(ledger.steps)
+    span = LaneSchedule(ledger, machine, placement, pipelined or machine.pipelined).span(ledger.steps)
     by_index = {line.index: line for line in ledger.lines}
     costs = tuple(
         Cost(by_index[i], seconds, span.exposures.get(i, 0.0)) for i, seconds in sorted(span.seconds_of.items())

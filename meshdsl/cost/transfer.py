@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from .placing import AxisFactor
 
-__all__ = ["KINDS", "Group", "Level", "Point", "TimeTable", "read", "table_of"]
+__all__ = ["KINDS", "Group", "NetworkTier", "Point", "TimeTable", "read", "table_of"]
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # timed as all_gathers: two, one and one
@@ -39,7 +39,7 @@ Point = tuple[float, float]  # bytes V, seconds
 
 
 @dataclass(frozen=True)
-class Level:
+class NetworkTier:
     """One tier of a network. `axes` are its hardware axes with their maximum sizes, major to minor.
 
     `bandwidth` is bytes/s one way: on a torus or mesh, of one link in one direction; on a switch, of one port. `share`
@@ -86,7 +86,7 @@ class Along:
 class Tier:
     """A group's members in one level, and the one-way bandwidth of all its devices in one member."""
 
-    level: Level
+    level: NetworkTier
     along: tuple[Along, ...]
     bandwidth: float
 
@@ -132,7 +132,7 @@ class Group:
     tiers: tuple[Tier, ...]  # levels with more than one member
 
     @staticmethod
-    def of(levels: Sequence[Level], used: Sequence[Mapping[str, int]], parts: Sequence[AxisFactor]) -> Group:
+    def of(levels: Sequence[NetworkTier], used: Sequence[Mapping[str, int]], parts: Sequence[AxisFactor]) -> Group:
         """The group along the factors `parts`; `used` counts the members in use along each hardware axis."""
         counts: list[int] = []
         tiers: list[Tier] = []

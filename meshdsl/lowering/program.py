@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ..backend import Block
-from ..backend.attention import Kernel
+from ..backend.attention import AttentionKernel
 from ..errors import Where
 from ..errors.markup import page_part
 from ..errors.units import show_bytes
@@ -79,7 +79,7 @@ class Program(Graph):
         """The text printed beside a collective: its bytes and its cause; beside an attention: why it is not fused."""
         if not eqn.sends:
             kernel = eqn.params.get("kernel")  # of an attention; a convolution's is its kernel dims
-            return kernel.reason if isinstance(kernel, Kernel) else ""
+            return kernel.reason if isinstance(kernel, AttentionKernel) else ""
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
 

@@ -7,7 +7,7 @@ one's wait is placed where the timeline says that it is complete, and the second
 
 from __future__ import annotations
 
-from ..cost.lanes import Schedule
+from ..cost.lanes import LaneSchedule
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement
@@ -40,7 +40,7 @@ def _times(program: Program, machine: Machine, placement: Placement) -> tuple[di
     costs = ledger(program)
     begins: dict[Eqn, float] = {}
     ends: dict[Eqn, float] = {}
-    for item in Schedule(costs, machine, placement, pipelined=False).ran(costs.steps):
+    for item in LaneSchedule(costs, machine, placement, pipelined=False).ran(costs.steps):
         if isinstance(item.step, Kernel):
             begins[item.step.eqns[-1]] = item.start
         elif isinstance(item.step, Send) and isinstance(item.step.eqn.op, Start):

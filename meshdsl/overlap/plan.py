@@ -26,7 +26,7 @@ from .memory_target import GROWTH, MemoryTarget
 from .one_in_flight import one_in_flight
 from .planner import Planner
 from .reasons import nothing_beside
-from .values import Attempt, Overlap, OverlapPlan, Window
+from .values import Attempt, Overlap, OverlapPlan, OverlapWindow
 
 __all__ = ["plan_overlap"]
 
@@ -115,7 +115,7 @@ def _overlaps(program: Program) -> bool:
     return any(not isinstance(eqn.op, Op) or eqn.op.fuses is not Fuses.VIEW for eqn in inside)
 
 
-def _windows(program: Program, time: Timeline) -> Iterator[Window]:
+def _windows(program: Program, time: Timeline) -> Iterator[OverlapWindow]:
     costs = {cost.line.eqn: cost for cost in time.costs}
     for body in _bodies(program):
         kernels = kernels_with_products(body).products
@@ -123,6 +123,6 @@ def _windows(program: Program, time: Timeline) -> Iterator[Window]:
             inside = tuple((str(one.op), str(one.where)) for eqn in eqns for one in kernels.get(eqn, ()))
             cost = costs[start]
             assert isinstance(start.op, Start)
-            yield Window(
+            yield OverlapWindow(
                 str(start.op.collective), str(start.where), str(start.cause), cost.seconds, cost.exposed, inside
             )

@@ -32,7 +32,7 @@ from ..ops.indexing import IOTA
 from ..ops.joining import INDEX
 from ..ops.reshape import RENAME
 
-__all__ = ["Stages", "gathers_ahead", "gradients_behind", "skew"]
+__all__ = ["EarlyStage", "gathers_ahead", "gradients_behind", "skew"]
 
 
 def _no_flops(*_: Any, **__: Any) -> float:
@@ -66,14 +66,14 @@ WITH_ROW = Op(  # a stack with one more row, first or last
 
 
 @dataclass(frozen=True, eq=False)
-class Stages:
+class EarlyStage:
     """The early stage of a loop's body. All carries are computed by the early stage, or all by the late one."""
 
     early: frozenset[Eqn]
     carry_early: bool
 
 
-def gathers_ahead(scan: Scan) -> Stages | None:
+def gathers_ahead(scan: Scan) -> EarlyStage | None:
     """The gathers of rows and constants, with all that they read; None if the body has none."""
     body = scan.body
     free = set(body.ins) - set(scan.inputs(body.ins)[1])
@@ -83,10 +83,10 @@ def gathers_ahead(scan: Scan) -> Stages | None:
             fixed.add(eqn)
             free.update(eqn.outs)
     early = _above(body.eqns, [v for eqn in fixed if isinstance(eqn.op, AllGather) for v in eqn.outs])
-    return Stages(frozenset(early), False) if early else None
+    return EarlyStage(frozenset(early), False) if early else None
 
 
-def gradients_behind(scan: Scan) -> Stages | None:
+def gradients_behind(scan: Scan) -> EarlyStage | None:
     """All but the products, and what reads them, that no carry depends on; None if there is nothing to hide behind
     them, or no such product.
     """
@@ -95,7 +95,7 @@ def gradients_behind(scan: Scan) -> Stages | None:
     late = [eqn for eqn in body.eqns if eqn not in early]
     products = any(isinstance(eqn.op, Op) and eqn.op.product is not Product.NONE for eqn in late)
     sends = any(eqn.sends for eqn in early)
-    return Stages(frozenset(early), True) if products and sends else None
+    return EarlyStage(frozenset(early), True) if products and sends else None
 
 
 def _above(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
@@ -108,7 +108,7 @@ def _above(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
     return sources
 
 
-def skew(program: Program, choose: Callable[[Scan], Stages | None], order: Callable[[Program], Program]) -> Program:
+def skew(program: Program, choose: Callable[[Scan], EarlyStage | None], order: Callable[[Program], Program]) -> Program:
     """The program with the loops for which `choose` returns stages skewed, and their bodies ordered by `order`; the
     same program if there are none.
 
@@ -143,7 +143,7 @@ def _skewable(program: Program, scan: Scan) -> bool:
 class _Skewed:
     """One loop under rewriting."""
 
-    def __init__(self, loop: Eqn, scan: Scan, stages: Stages):
+    def __init__(self, loop: Eqn, scan: Scan, stages: EarlyStage):
         assert isinstance(scan.body, Program)
         self.loop, self.scan, self.stages, self.body = loop, scan, stages, scan.body
         literal = {eqn for eqn in self.body.eqns if not eqn.ins}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..cost.lanes import COMPUTE, Schedule, lane_of
+from ..cost.lanes import COMPUTE, LaneSchedule, lane_of
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement
@@ -60,7 +60,7 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
     A collective of a kind that the machine cannot run beside computation is on the compute lane.
     """
     costs = ledger(program)
-    items, _ = Schedule(costs, machine, placement, pipelined=True).items(costs.steps, 0, {})
+    items, _ = LaneSchedule(costs, machine, placement, pipelined=True).items(costs.steps, 0, {})
     of: dict[int, Task] = {}
     for number, item in enumerate(items):
         lane = COMPUTE

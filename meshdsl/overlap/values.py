@@ -9,7 +9,7 @@ from ..errors import LayoutError, nearest
 from ..errors.markup import titled
 from ..errors.units import percent, seconds, show_bytes
 
-__all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "Window"]
+__all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "OverlapWindow"]
 
 MODES = ("none", "auto", "dw", "lancet", "list", "ring", "skew", "halves")
 SHOWN = 20  # `print` shows this many windows, the longest
@@ -63,7 +63,7 @@ NO_OVERLAP = Overlap()
 
 
 @dataclass(frozen=True)
-class Window:
+class OverlapWindow:
     """One collective between its start and its wait."""
 
     collective: str
@@ -108,7 +108,7 @@ class OverlapPlan:
     machine: str = ""
     chosen: str = "none"
     attempts: tuple[Attempt, ...] = ()  # the unchanged program first
-    windows: tuple[Window, ...] = ()
+    windows: tuple[OverlapWindow, ...] = ()
 
     @property
     def before(self) -> Attempt:

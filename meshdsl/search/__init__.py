@@ -7,6 +7,6 @@ evaluate, costed, floor        the cost of one plan, those costed so far, and th
 """
 
 from .api import search
-from .result import Progress, SearchResult
+from .result import SearchProgress, SearchResult
 
-__all__ = ["Progress", "SearchResult", "search"]
+__all__ = ["SearchProgress", "SearchResult", "search"]

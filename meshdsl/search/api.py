@@ -19,7 +19,7 @@ from .knobs import turns_of
 from .plan_result import plan_result
 from .plans import PlanSearch
 from .request import SearchRequest
-from .result import Progress, SearchResult
+from .result import SearchProgress, SearchResult
 from .space import meshes
 from .variants import Variants
 
@@ -44,7 +44,7 @@ def search(
     front: bool = False,
     time_limit: float | None = 60.0,
     patience: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[SearchProgress], None] | None = None,
     assignment: Mapping[str, str | Sequence[str]] | None = None,
     donate: Sequence[int] | int = (),
     knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None] | None = None,

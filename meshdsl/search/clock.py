@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cost.lanes import Schedule, Span
+from ..cost.lanes import LaneSchedule, LaneSpan
 from ..cost.ledger import LazyLedger, ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement
 from ..dims import Dim
 from ..ir import Scan, walk
 from ..lowering import Program
-from ..targets.fusion import Loop
+from ..targets.fusion import LoopStep
 
 __all__ = ["Clock"]
 
 
 class Clock:
-    """The seconds of programs and of loop bodies on one machine, as `Schedule` computes them."""
+    """The seconds of programs and of loop bodies on one machine, as `LaneSchedule` computes them."""
 
     def __init__(self, machine: Machine, placement: Placement):
         self.machine, self.placement = machine, placement
-        self._bodies: dict[Program, tuple[Span, int]] = {}  # the time of one trip, and the bytes that it sends
-        self._times: dict[tuple[Any, ...], tuple[Span, int]] = {}  # the same, by equations and stored sizes
+        self._bodies: dict[Program, tuple[LaneSpan, int]] = {}  # the time of one trip, and the bytes that it sends
+        self._times: dict[tuple[Any, ...], tuple[LaneSpan, int]] = {}  # the same, by equations and stored sizes
         self._dims: dict[tuple[tuple[Any, ...], ...], tuple[Dim, ...]] = {}  # of bodies with these equations
 
     def seconds(self, program: Program) -> float:
@@ -30,7 +30,7 @@ class Clock:
         schedule = _Known(self, program)
         return max((item.end for item in schedule.ran(schedule.ledger.steps)), default=0.0)
 
-    def body(self, body: Program) -> tuple[Span, int]:
+    def body(self, body: Program) -> tuple[LaneSpan, int]:
         """The time of one trip of a loop body, and the bytes that it sends."""
         if body not in self._bodies:
             same = body.ins, body.eqns, body.outs
@@ -43,22 +43,22 @@ class Clock:
             self._bodies[body] = self._times[key]
         return self._bodies[body]
 
-    def _timed(self, body: Program) -> tuple[Span, int]:
+    def _timed(self, body: Program) -> tuple[LaneSpan, int]:
         lines = ledger(body)
-        return Schedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps), lines.wire_bytes
+        return LaneSchedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps), lines.wire_bytes
 
 
-class _Known(Schedule):
+class _Known(LaneSchedule):
     """A schedule that takes the times of loop bodies from a clock."""
 
     def __init__(self, clock: Clock, program: Program):
         super().__init__(LazyLedger(program), clock.machine, clock.placement, pipelined=clock.machine.pipelined)
         self.clock = clock
 
-    def repeated(self, loop: Loop, depth: int) -> Span:
+    def repeated(self, loop: LoopStep, depth: int) -> LaneSpan:
         if not isinstance(loop.eqn.control, Scan) or not isinstance(loop.eqn.control.body, Program):
             return super().repeated(loop, depth)
         once, _ = self.clock.body(loop.eqn.control.body)
-        total = Span(once.seconds * loop.trips)
-        total.add(Span(exposed=once.exposed, least=once.least), loop.trips)
+        total = LaneSpan(once.seconds * loop.trips)
+        total.add(LaneSpan(exposed=once.exposed, least=once.least), loop.trips)
         return total

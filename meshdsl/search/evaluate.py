@@ -15,14 +15,14 @@ from ..ir import Graph
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 
-__all__ = ["OBJECTIVES", "Entry", "Problem", "check_objective", "evaluate"]
+__all__ = ["OBJECTIVES", "Entry", "SearchProblem", "check_objective", "evaluate"]
 
 Assignment = Mapping[str, str | Sequence[str]]  # mesh axes -> hardware axes
 OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes", "energy")
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class SearchProblem:
     """A graph to search a layout for, the function that compiles and costs it, and its donated inputs."""
 
     graph: Graph
@@ -81,7 +81,7 @@ class Entry:
 
 
 def evaluate(
-    problem: Problem,
+    problem: SearchProblem,
     mesh: Mesh,
     layout: Layout,
     machine: Machine,

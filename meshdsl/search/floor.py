@@ -27,11 +27,11 @@ from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, cse, dce, ope
 from ..lowering.partition.expansions import EXPANSIONS
 from ..ops.placement import PREFER, SHARD
 
-__all__ = ["Work", "floor", "kernels"]
+__all__ = ["KernelWork", "floor", "kernels"]
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """The least FLOPs and bytes of one kernel, summed over all devices, and its trip count."""
 
     kind: str  # matmul, conv, attention, reduce, result
@@ -43,12 +43,12 @@ class Work:
     inside: bool  # of a loop
 
 
-def floor(works: Iterable[Work], machine: Machine, devices: int) -> float:
+def floor(works: Iterable[KernelWork], machine: Machine, devices: int) -> float:
     """Seconds of these kernels on each of `devices` devices that share them evenly."""
     return sum(_kernel_seconds(each, machine, devices) * each.trips for each in works)
 
 
-def _kernel_seconds(work: Work, machine: Machine, devices: int) -> float:
+def _kernel_seconds(work: KernelWork, machine: Machine, devices: int) -> float:
     """Seconds of a kernel, once, on each of `devices` devices that share it evenly."""
     flops, moved = work.flops / devices, (work.reads + work.writes) / devices
     reach = max((y for _, y in machine.memory), default=1.0)
@@ -80,7 +80,7 @@ def _rises(curve: Sequence[tuple[float, float]]) -> bool:
     return all(y0 <= y1 and (y1 - y0) / math.log(x1 / x0) <= y0 for (x0, y0), (x1, y1) in pairs)
 
 
-def kernels(graph: Graph) -> tuple[Work, ...]:
+def kernels(graph: Graph) -> tuple[KernelWork, ...]:
     """The kernels that every program of a graph contains, loops included."""
     sure = certain(graph)
     return (*_inside(sure, {v: float(_bytes(v)) for v in sure.ins}), *_results(sure))
@@ -100,7 +100,9 @@ def certain(graph: Graph) -> Graph:
     return dce(cse(graph.replace(eqns=tuple(eqns), outs=outs)))
 
 
-def _inside(graph: Graph, input_bytes: Mapping[Var, float], trips: int = 1, inside: bool = False) -> Iterator[Work]:
+def _inside(
+    graph: Graph, input_bytes: Mapping[Var, float], trips: int = 1, inside: bool = False
+) -> Iterator[KernelWork]:
     reads = _Reads(graph, input_bytes)
     for eqn in graph.eqns:
         if isinstance(eqn.control, Scan | While):
@@ -111,7 +113,7 @@ def _inside(graph: Graph, input_bytes: Mapping[Var, float], trips: int = 1, insi
         elif kind := _kernel_kind(eqn):
             flops = operations(eqn, lambda v: tuple(d.size for d in v.dims))
             read, _ = reads.of(eqn)
-            yield Work(kind, flops, read, 0.0, eqn.ins[0].dtype, trips, inside)
+            yield KernelWork(kind, flops, read, 0.0, eqn.ins[0].dtype, trips, inside)
 
 
 def _kernel_kind(eqn: Eqn) -> str:
@@ -124,7 +126,7 @@ def _kernel_kind(eqn: Eqn) -> str:
     return "reduce" if op.fuses is Fuses.REDUCE and plain else ""
 
 
-def _results(graph: Graph) -> Iterator[Work]:
+def _results(graph: Graph) -> Iterator[KernelWork]:
     """The kernels of top-level elementwise equations that make results and cannot be part of a product's kernel."""
     results = set(graph.outs)
     reads = _Reads(graph, {v: float(_bytes(v)) for v in graph.ins}, results)
@@ -135,7 +137,7 @@ def _results(graph: Graph) -> Iterator[Work]:
         (out,) = eqn.outs
         read, sources = reads.of(eqn)
         if all(reduced.get(v) != _count(out) for v in sources):
-            yield Work("result", 0.0, read, float(_bytes(out)), out.dtype, 1, False)
+            yield KernelWork("result", 0.0, read, float(_bytes(out)), out.dtype, 1, False)
 
 
 class _Reads:

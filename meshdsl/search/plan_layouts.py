@@ -15,7 +15,7 @@ from ..layouts import Mesh
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from .costed import Costed
-from .evaluate import Assignment, Entry, Problem, watts
+from .evaluate import Assignment, Entry, SearchProblem, watts
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
 from .request import SearchRequest
@@ -34,7 +34,7 @@ SLOWER = 1.1  # layouts that may be faster under a sharded update, by time over 
 class Candidates:
     """The layouts of one mesh for the knobs of one problem."""
 
-    problem: Problem
+    problem: SearchProblem
     space: Space
     screen: Screen
     objective: str

@@ -27,7 +27,7 @@ from .local_search import LocalSearch
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
 from .request import EVERY, SearchRequest
-from .result import Counts, Progress
+from .result import Counts, SearchProgress
 from .variants import Variants
 
 __all__ = ["PlanSearch"]
@@ -197,10 +197,10 @@ class PlanSearch:
         """A lower bound of the objective for every plan."""
         return self.costed.least() if self.complete else min(self.costed.least(), self.space.floor())
 
-    def progress(self) -> Progress:
+    def progress(self) -> SearchProgress:
         """The state, for a progress line."""
         best = min(self.costed.entries.values(), key=self.costed.score, default=None)
-        return Progress(self.costed.elapsed, self.counts(), best, self.request.objective, self.lower_bound())
+        return SearchProgress(self.costed.elapsed, self.counts(), best, self.request.objective, self.lower_bound())
 
     def counts(self) -> Counts:
         """Number of plans by outcome."""

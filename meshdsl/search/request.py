@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from ..layouts import Layout
-from .result import Progress
+from .result import SearchProgress
 
 __all__ = ["EVERY", "ROUNDING", "SearchRequest"]
 
@@ -30,5 +30,5 @@ class SearchRequest:
     front: bool = False
     time_limit: float | None = 60.0  # seconds
     patience: float | None = None  # stop after this many processor seconds without improvement
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[SearchProgress], None] | None = None
     started: float | None = None  # by `time.perf_counter`; default: when the search begins

@@ -16,7 +16,7 @@ from ..errors.units import number, seconds, show_bytes
 from .evaluate import Entry
 from .worth import Half, KnobWorth
 
-__all__ = ["Counts", "Progress", "SearchResult", "amount"]
+__all__ = ["Counts", "SearchProgress", "SearchResult", "amount"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """State of a running search. `print` shows one line."""
 
     seconds: float

@@ -15,7 +15,7 @@ from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..trace import tree
-from .evaluate import Assignment, Problem
+from .evaluate import Assignment, SearchProblem
 
 __all__ = ["Variants"]
 
@@ -42,7 +42,7 @@ class Variants:
         self._steps: dict[tuple[str, int], Compiled] = {(own.remat, own.microbatches): compiled}
         self._graphs: dict[str, tuple[str, int]] = {}
         self._canonical: dict[tuple[str, int], tuple[str, int]] = {}
-        self._problems: dict[Plan, Problem] = {}
+        self._problems: dict[Plan, SearchProblem] = {}
 
     def canonical(self, plan: Plan) -> Plan | None:
         """The plan with the first step of an equal graph; None if the step cannot be made."""
@@ -62,7 +62,7 @@ class Variants:
         remat, microbatches = self._canonical[step]
         return plan.replace(remat=remat, microbatches=microbatches)
 
-    def problem(self, plan: Plan) -> Problem:
+    def problem(self, plan: Plan) -> SearchProblem:
         """The problem of a canonical plan."""
         knobs = plan.replace(mesh="", layout="")
         if knobs not in self._problems:
@@ -79,7 +79,7 @@ class Variants:
             self._steps[remat, microbatches] = compiled
         return self._steps[remat, microbatches]
 
-    def _problem(self, knobs: Plan) -> Problem:
+    def _problem(self, knobs: Plan) -> SearchProblem:
         compiled = copy.copy(self._step(knobs.remat, knobs.microbatches))
         options = compiled.options
         machine = self.machine if knobs.needs_machine else options.machine
@@ -90,7 +90,7 @@ class Variants:
         return problem_of(compiled, self.args, self.title, plan)
 
 
-def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) -> Problem:
+def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) -> SearchProblem:
     """The problem of a function with its options: the graph, and the cost of its program under a layout."""
     stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(args)
     options = compiled.options
@@ -110,7 +110,7 @@ def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) 
 
     plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
     plain = plain and not options.weight_update.bucket_bytes
-    return Problem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan)
+    return SearchProblem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan)
 
 
 def _paths(stages: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from ..backend.attention import Case, Kernel
+from ..backend.attention import AttentionKernel, Case
 from ..errors import LayoutError, at
 from ..ir import Eqn, Graph, Op, Product
 from ..lowering.program import Program
@@ -48,7 +48,7 @@ def with_kernels(program: Program, target: Target, requested: str | None = None)
 
 
 def _chosen(program: Program, eqn: Eqn, target: Target, requested: str | None) -> Eqn:
-    before: Kernel | None = eqn.params.get("kernel")
+    before: AttentionKernel | None = eqn.params.get("kernel")
     requested = requested or (before.asked if before else "auto")
     kernel = choose(case_of(program, eqn), requested, target)
     if not kernel.name:
@@ -63,7 +63,7 @@ def _chosen(program: Program, eqn: Eqn, target: Target, requested: str | None) -
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(case: Case, asked: str, target: Target) -> Kernel:
+def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
     """The kernel for a case on a target. One that is asked for and cannot take the case has the name "" and a reason.
 
     >>> import numpy as np
@@ -75,17 +75,17 @@ def choose(case: Case, asked: str, target: Target) -> Kernel:
     Kernel(name='blockwise', asked='auto', reason='no fused kernel for cpu', queries=0, keys=0)
     """
     if asked == "blockwise":
-        return Kernel("blockwise", asked)
+        return AttentionKernel("blockwise", asked)
     fused = next(iter(target.kernels), None) if asked == "auto" else FUSED[asked]
     if fused is None:
-        return Kernel("blockwise", asked, f"no fused kernel for {target.name}")
+        return AttentionKernel("blockwise", asked, f"no fused kernel for {target.name}")
     wrong = "takes operands with elements" if case.empty else fused.refusal(case)
     if fused.platform not in ("", target.name):
         wrong = f"runs on {fused.platform}, not on {target.name}"
     if wrong:
-        return Kernel("blockwise" if asked == "auto" else "", asked, f"{fused.name} {wrong}")
+        return AttentionKernel("blockwise" if asked == "auto" else "", asked, f"{fused.name} {wrong}")
     sizes = (fused.block(case.queries, case.block), fused.block(case.keys, case.block)) if fused.block else (0, 0)
-    return Kernel(fused.name, asked, "", *sizes, by=fused)
+    return AttentionKernel(fused.name, asked, "", *sizes, by=fused)
 
 
 def case_of(program: Program, eqn: Eqn) -> Case:

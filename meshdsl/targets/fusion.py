@@ -19,7 +19,7 @@ from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
 from .scores import Scores, is_matmul, is_product, kind, long_scores, names
 
-__all__ = ["Branch", "Kernel", "Loop", "Send", "Step", "Wait", "holders", "steps"]
+__all__ = ["Branch", "Kernel", "LoopStep", "Send", "Step", "Wait", "holders", "steps"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Wait:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class LoopStep:
     """A scan or a while loop. A while loop's trip count is unknown: `body` is one trip with its predicate."""
 
     eqn: Eqn
@@ -78,7 +78,7 @@ class Branch:
     writes: tuple[Var, ...]
 
 
-Step = Kernel | Send | Wait | Loop | Branch
+Step = Kernel | Send | Wait | LoopStep | Branch
 REMADE = 1.25  # recompute a value in each reader if that reads at most this many times the value's elements
 
 
@@ -254,7 +254,7 @@ class _Fusion:
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)
         body = tuple(step for sub in inner for step in sub)
-        return Loop(eqn, body, eqn.trips, isinstance(eqn.control, While), reads, writes)
+        return LoopStep(eqn, body, eqn.trips, isinstance(eqn.control, While), reads, writes)
 
 
 def takes_inside(eqn: Eqn) -> bool:

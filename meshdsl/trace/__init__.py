@@ -5,7 +5,7 @@ from .eager import run_kernel
 from .literals import CONSTANT, FULL, number
 from .tensors import Tensor
 from .tracing import (
-    Traced,
+    OpenTrace,
     as_tensor,
     bind,
     bind1,
@@ -20,7 +20,7 @@ from .tracing import (
 )
 
 __all__ = [
-    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "Traced", "array_of", "as_tensor", "bind", "bind1", "check_dtypes",
+    "CONSTANT", "FULL", "KEY_WORD", "Tensor", "OpenTrace", "array_of", "as_tensor", "bind", "bind1", "check_dtypes",
     "checked_number", "current", "dtype_of", "eval_shape", "evaluate", "flatten", "key_words", "location", "number",
     "run_kernel", "spec", "spec_of", "tensor", "trace", "tree",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from .literals import CONSTANT, FULL, number
 from .tensors import Tensor
 
 __all__ = [
-    "Traced", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten",
+    "OpenTrace", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten",
     "location", "trace", "tree",
 ]  # fmt: skip
 
@@ -41,10 +41,10 @@ def flatten(values: Any) -> tuple[list[Any], Any]:
         raise at(deep, caller()) from None
 
 
-class Traced:
+class OpenTrace:
     """A trace in progress: its inputs, its equations so far, and the tensors it captured from enclosing traces."""
 
-    def __init__(self, parent: Traced | None, closed: bool = False):
+    def __init__(self, parent: OpenTrace | None, closed: bool = False):
         self.parent = parent
         self.closed: bool = closed or (parent is not None and parent.closed)  # its captures have no place to come from
         self.ins: list[Var] = []
@@ -110,7 +110,7 @@ def _key(x: Tensor) -> Any:
     return id(x.stored) if x._trace is None else x._var
 
 
-def _encloses(outer: Traced, inner: Traced | None) -> bool:
+def _encloses(outer: OpenTrace, inner: OpenTrace | None) -> bool:
     while inner is not None:
         if inner is outer:
             return True
@@ -119,7 +119,7 @@ def _encloses(outer: Traced, inner: Traced | None) -> bool:
 
 
 class _State(threading.local):
-    trace: Traced | None = None
+    trace: OpenTrace | None = None
     where: Where | None = None
     backward: bool = False
 
@@ -127,7 +127,7 @@ class _State(threading.local):
 _state = _State()
 
 
-def current() -> Traced | None:
+def current() -> OpenTrace | None:
     """The innermost trace in progress, or None."""
     return _state.trace
 
@@ -159,7 +159,7 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
         if trace is None:
             for x in ins:
                 if x._trace is not None:
-                    Traced(None).lift(x)
+                    OpenTrace(None).lift(x)
             if "control" in params:  # the graphs inside run equation by equation
                 return tuple(op.kernel(evaluate, *ins, **params))
             return run_eagerly(op, ins, types, params)
@@ -194,7 +194,7 @@ def trace(
     captures followed by the arguments. `closed`: the graph is run later, so that a tensor of outside is a constant or
     an error.
     """
-    traced = Traced(_state.trace, closed)
+    traced = OpenTrace(_state.trace, closed)
     labels = labels or ("",) * len(specs)
     args = [traced.input(kind, label) for kind, label in zip(specs, labels, strict=True)]
     before, _state.trace = _state.trace, traced
@@ -237,7 +237,7 @@ def eval_shape(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return tree.tree_unflatten(out, [v.type for v in graph.outs])
 
 
-def _result(traced: Traced, leaf: Any) -> Var:
+def _result(traced: OpenTrace, leaf: Any) -> Var:
     if not isinstance(leaf, Tensor):
         leaf = as_tensor(leaf)
     try:

@@ -21,7 +21,7 @@ import meshdsl as md
 
 from .batches import Batches, Text, classes_of, data_for, described, tensors, tokens_of
 from .iterators import position_of
-from .reader import Reader, Record, finite
+from .reader import Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
@@ -120,7 +120,7 @@ def train(
             eval_batches=eval_batches,
             keep=keep,
             stop=stop,
-            reader=Reader(state, steps, tokens_of(specs), non_finite, max_skips, peak_seconds),
+            reader=Recorder(state, steps, tokens_of(specs), non_finite, max_skips, peak_seconds),
         )
         first_step = state.step
         yield from loop.all_steps(resumed=restored is not None)
@@ -161,7 +161,7 @@ class _Loop:
     eval_batches: int
     keep: Keeping | None
     stop: Stop
-    reader: Reader
+    reader: Recorder
     save_due: bool = False
 
     def all_steps(self, *, resumed: bool) -> Iterator[Record]:
@@ -260,7 +260,7 @@ class _Keys:
         return md.tensor(self.rows[step - self.first], self.key.dims)
 
 
-def _end(state: State, reader: Reader, steps_done: int, seconds: float, batches: Batches) -> Record:
+def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batches: Batches) -> Record:
     end: Record = {"event": "end", "steps": max(steps_done, 0), "seconds": seconds}
     if state.skipped:
         end["skipped"] = state.skipped

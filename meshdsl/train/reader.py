@@ -17,7 +17,7 @@ import meshdsl as md
 
 from .state import State
 
-__all__ = ["NonFiniteLoss", "Reader", "Record", "finite"]
+__all__ = ["NonFiniteLoss", "Recorder", "Record", "finite"]
 
 Record = dict[str, Any]
 
@@ -29,7 +29,7 @@ class NonFiniteLoss(md.MeshdslError):
     is_mistake = False
 
 
-class Reader:
+class Recorder:
     """Creates the records of steps and measures their time.
 
     The time to compile the first step is reported apart, and this step does not count in the mean.

@@ -145,13 +145,13 @@ class Device:
 
 def test_train_records_have_utilisation_and_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rates, "machine_of_device", lambda kind: md.machine("tpu-v5e"))
-    made = reader.Reader.__init__
+    made = reader.Recorder.__init__
 
-    def on_an_accelerator(self: reader.Reader, *args: Any) -> None:
+    def on_an_accelerator(self: reader.Recorder, *args: Any) -> None:
         made(self, *args)
         self.device = Device()  # type: ignore[assignment]
 
-    monkeypatch.setattr(reader.Reader, "__init__", on_an_accelerator)
+    monkeypatch.setattr(reader.Recorder, "__init__", on_an_accelerator)
     options = ["--mesh", "rows:2", "--layout", "batch:rows", "--steps", "3", "--eval-batches", "0"]
     run = here("train", *MLP, *options, "--json")
     assert run.code == 0, run.err

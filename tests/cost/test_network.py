@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.cost.machine import machine, machines
-from meshdsl.cost.network import KINDS, Level, Network, TimeTable, full_bytes, monotone, place
+from meshdsl.cost.network import KINDS, Network, NetworkTier, TimeTable, full_bytes, monotone, place
 from meshdsl.errors import LayoutError
 
 V = 1e9
 W, A, LAUNCH = 45e9, 1e-6, 5e-6  # of TPU v5e
 V5E = machine("tpu-v5e").network
-ONE_WAY = Network((Level("ring", {"x": 8}, W, A),))
-NODES = Network((Level("switch", {"gpu": 8}, 200e9), Level("switch", {"node": 4}, 50e9, share=8)))
+ONE_WAY = Network((NetworkTier("ring", {"x": 8}, W, A),))
+NODES = Network((NetworkTier("switch", {"gpu": 8}, 200e9), NetworkTier("switch", {"node": 4}, 50e9, share=8)))
 
 
 def seconds(network: Network, mesh: str, kind: str, axes: str, size: float = V, **how) -> float:
@@ -27,10 +27,10 @@ def seconds(network: Network, mesh: str, kind: str, axes: str, size: float = V, 
 
 
 def torus(wrap: int, **axes: int) -> Network:
-    return Network((Level("torus", axes, W, A, wrap=wrap),))
+    return Network((NetworkTier("torus", axes, W, A, wrap=wrap),))
 
 
-MESH = Network((Level("mesh", {"gpu": 8}, W, A),))
+MESH = Network((NetworkTier("mesh", {"gpu": 8}, W, A),))
 
 
 # (network, mesh, kind, axes, seconds): the table of formulas
@@ -80,7 +80,9 @@ def test_interleaved_groups_share_the_links_of_a_torus_axis(kind: str, expected:
 
 
 def test_a_hierarchy_is_pipelined_or_phased():
-    slow = Network((Level("switch", {"gpu": 8}, 200e9, A), Level("switch", {"node": 4}, 50e9, 100 * A, share=8)))
+    slow = Network(
+        (NetworkTier("switch", {"gpu": 8}, 200e9, A), NetworkTier("switch", {"node": 4}, 50e9, 100 * A, share=8))
+    )
     inner, outer, latency = 7 / 8 / 200e9, 3 / 4 / 50e9, (7 + 300) * A
     assert seconds(slow, "x:32", "all_gather", "x", V) == pytest.approx(V * outer + 2 * latency)
     assert seconds(slow, "x:32", "all_gather", "x", 1e3) == pytest.approx(1e3 * (inner + outer) + latency)
@@ -88,7 +90,9 @@ def test_a_hierarchy_is_pipelined_or_phased():
 
 def test_a_measured_node_packed_and_strided():
     """Eight GPUs: 155.7 GB/s of bus bandwidth packed in a node, 20.8 strided over two (Galvatron, nccl-tests)."""
-    network = Network((Level("switch", {"gpu": 8}, 155e9), Level("switch", {"node": 2}, 11.9e9, share=4)), launch=20e-6)
+    network = Network(
+        (NetworkTier("switch", {"gpu": 8}, 155e9), NetworkTier("switch", {"node": 2}, 11.9e9, share=4)), launch=20e-6
+    )
     packed = place(network, md.Mesh("data:8")).seconds("all_reduce", ["data"], V)
     strided = place(network, md.Mesh("data:8"), {"data": "node:2 gpu:4"}).seconds("all_reduce", ["data"], V)
     bus = 2 * 7 / 8 * V
@@ -195,7 +199,7 @@ def test_default_placement(network: Network, mesh: str, shown: str):
 
 
 def test_a_mesh_that_does_not_factor_is_a_best_effort_with_a_note():
-    placement = place(Network((Level("torus", {"x": 6, "y": 6}, W),)), md.Mesh("a:9 b:4"))
+    placement = place(Network((NetworkTier("torus", {"x": 6, "y": 6}, W),)), md.Mesh("a:9 b:4"))
     assert placement.notes == ("mesh axis b:4 does not factor the hardware axis y: a best effort",)
     assert str(placement).splitlines()[:2] == ["a:9 on x:3 step 2 x y:3 step 2", "b:4 on x:2 x y:2"]
     assert placement.seconds("all_reduce", ["a", "b"], V) > 0

@@ -13,14 +13,14 @@ import pytest
 import meshdsl as md
 from meshdsl.cost.kernel_form import form_of
 from meshdsl.cost.ledger import ledger
-from meshdsl.cost.profile import Form, Point, Profile, load_profile
+from meshdsl.cost.profile import Form, KernelProfile, Point, load_profile
 from meshdsl.lowering.program import Program
 from meshdsl.targets.fusion import Kernel
 from meshdsl.tools.compilers.bench import BenchPlan
 from meshdsl.tools.compilers.profiler import measure
 
 TINY = BenchPlan(seconds=3e-3, limit=0.3, rounds=1)
-EMPTY = Profile("chip", "cpu", "0.10.2", "2026-01-02", 3, {})
+EMPTY = KernelProfile("chip", "cpu", "0.10.2", "2026-01-02", 3, {})
 
 
 def forms(program: Program) -> list[Form]:

@@ -9,7 +9,7 @@ import pytest
 import meshdsl as md
 from meshdsl.cost.attention import PLAIN
 from meshdsl.cost.ledger import ledger
-from meshdsl.cost.network import Level, Network
+from meshdsl.cost.network import Network, NetworkTier
 from meshdsl.cost.timeline import Timeline, timeline
 from meshdsl.models.transformer import lm
 from tests.cost.test_timeline import PRODUCTS_ONLY, US, checked
@@ -80,7 +80,7 @@ def test_products_of_empty_dims_take_no_time() -> None:
     assert checked(timeline(ledger(program), dataclasses.replace(PRODUCTS_ONLY, tile=32))).seconds < 1e-20
 
 
-LATENT = Network((Level("switch", {"x": 64}, bandwidth=1e9),), launch=1.0)
+LATENT = Network((NetworkTier("switch", {"x": 64}, bandwidth=1e9),), launch=1.0)
 
 
 @pytest.mark.parametrize("combine", [0.0, 200.0, 1e9])

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.machine import Machine
-from meshdsl.cost.network import Level, Network
+from meshdsl.cost.network import Network, NetworkTier
 from meshdsl.cost.timeline import Timeline, timeline
 from meshdsl.models.transformer import lm
 from tests.lowering.programs import draw
 
 ENOUGH = 1e30
 SWITCH = Network(
-    (Level("switch", {"x": 64}, bandwidth=1e6),)
+    (NetworkTier("switch", {"x": 64}, bandwidth=1e6),)
 )  # an all_gather of V bytes over n: (n-1)/n V microseconds
 PRODUCTS_ONLY = Machine(  # one FLOP of a matrix product takes a microsecond, and nothing else takes any time
     name="toy",
@@ -187,7 +187,7 @@ REAL = Machine(
     hbm_bandwidth=1e12,
     launch=1e-6,
     efficiency=((1e3, 0.05), (1e9, 0.8)),
-    network=Network((Level("switch", {"x": 64}, bandwidth=1e11, latency=1e-6),), launch=5e-6),
+    network=Network((NetworkTier("switch", {"x": 64}, bandwidth=1e11, latency=1e-6),), launch=5e-6),
 )
 FASTER = {
     "peak": {"other": 3e14},
@@ -195,7 +195,7 @@ FASTER = {
     "hbm_bandwidth": 3e12,
     "launch": 0.0,
     "efficiency": ((1e3, 0.2), (1e9, 0.9)),
-    "network": Network((Level("switch", {"x": 64}, bandwidth=4e11, latency=1e-6),), launch=1e-6),
+    "network": Network((NetworkTier("switch", {"x": 64}, bandwidth=4e11, latency=1e-6),), launch=1e-6),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.control.host import FETCH, OFFLOAD
-from meshdsl.cost.lanes import COMPUTE, Schedule
+from meshdsl.cost.lanes import COMPUTE, LaneSchedule
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import place
 from meshdsl.cost.timeline import timeline
@@ -35,7 +35,7 @@ def simulated(program: Program) -> float:
     are in the program's order too, each as soon as its operand is there.
     """
     found = ledger(program)
-    machine = Schedule(found, MACHINE, place(MACHINE.network, program.mesh), pipelined=False)
+    machine = LaneSchedule(found, MACHINE, place(MACHINE.network, program.mesh), pipelined=False)
     now, free, ready = 0.0, dict[str, float](), dict[object, float]()
     for step in found.steps:
         operands = max((ready.get(v, 0.0) for v in step.reads), default=0.0)

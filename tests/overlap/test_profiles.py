@@ -12,7 +12,7 @@ import meshdsl as md
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.machine import Machine
 from meshdsl.cost.network import place
-from meshdsl.cost.profile import Form, Profile
+from meshdsl.cost.profile import Form, KernelProfile
 from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.program import Program
 from meshdsl.models.gpt_moe import gpt2_moe
@@ -27,7 +27,7 @@ ERROR, LOSS = 0.2, 0.06
 PRODUCTS = ("einsum", "conv", "attend")
 
 
-class Times(Profile):
+class Times(KernelProfile):
     """A profile of every kernel; each time is up to `error` too long or too short.
 
     With `sized`, times follow the work. Otherwise every operation has a random time, and a kernel the sum of its

@@ -16,7 +16,7 @@ from meshdsl.ir import Eqn, Scan, Var, verify
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.models.transformer import lm
-from meshdsl.overlap.skew import Stages, gathers_ahead, gradients_behind, skew
+from meshdsl.overlap.skew import EarlyStage, gathers_ahead, gradients_behind, skew
 from tests.lowering.maker import Draw, Maker, whole_numbers
 from tests.lowering.programs import MESHES, draw_layout, same_bits
 
@@ -64,18 +64,18 @@ def closed(eqns: tuple[Eqn, ...], values: list[Var]) -> set[Eqn]:
     return found
 
 
-def any_stages(rng: random.Random, scan: Scan) -> Stages:
+def any_stages(rng: random.Random, scan: Scan) -> EarlyStage:
     """Random stages that no dependency forbids."""
     eqns = scan.body.eqns
     if rng.random() < 0.5:
         more = [v for eqn in eqns if rng.random() < 0.3 for v in eqn.outs]
-        return Stages(frozenset(closed(eqns, [*scan.results(scan.body.outs)[0], *more])), True)
+        return EarlyStage(frozenset(closed(eqns, [*scan.results(scan.body.outs)[0], *more])), True)
     carried = set(scan.inputs(scan.body.ins)[1])
     for eqn in eqns:
         if not carried.isdisjoint(eqn.ins):
             carried.update(eqn.outs)
     free = [v for eqn in eqns for v in eqn.outs if v not in carried and rng.random() < 0.5]
-    return Stages(frozenset(closed(eqns, free)), False)
+    return EarlyStage(frozenset(closed(eqns, free)), False)
 
 
 def sent(program: Program) -> Counter[str]:

@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from meshdsl.cost.report.tradeoff import HEIGHT, WIDTH, Point, pareto, tradeoff
+from meshdsl.cost.report.tradeoff import HEIGHT, WIDTH, TradeoffPoint, pareto, tradeoff
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tradeoff_draws_the_front_and_every_plan_inside(seed: int):
     rng = random.Random(seed)
-    points = [Point(rng.uniform(1, 3), rng.uniform(1e9, 9e9), f"plan <{i}>") for i in range(rng.randint(1, 40))]
+    points = [TradeoffPoint(rng.uniform(1, 3), rng.uniform(1e9, 9e9), f"plan <{i}>") for i in range(rng.randint(1, 40))]
     front = pareto(points)
     for p in points:
         beaten = any(q.seconds <= p.seconds and q.peak_bytes <= p.peak_bytes and q[:2] != p[:2] for q in points)

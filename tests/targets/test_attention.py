@@ -13,7 +13,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.backend import NumPy
-from meshdsl.backend.attention import Arrays, Case, Kernel, Sees, Span, plain
+from meshdsl.backend.attention import Arrays, AttentionKernel, Case, Sees, Span, plain
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.targets import target_named, target_of
@@ -68,7 +68,7 @@ def arrays(
         segments=ids if segments else None,
         wide=np.dtype("float64"),
         out=np.dtype("float64"),
-        kernel=Kernel("pallas_interpret", queries=128, keys=128),
+        kernel=AttentionKernel("pallas_interpret", queries=128, keys=128),
     )
 
 
@@ -116,7 +116,7 @@ def test_fused_attention_under_a_layout_is_that_of_one_device(name: str) -> None
     assert {kernel.name for kernel in kernels(step.program(*ins))} == {"pallas_interpret"}
 
 
-def kernels(program: md.Program) -> list[Kernel]:
+def kernels(program: md.Program) -> list[AttentionKernel]:
     return [eqn.params["kernel"] for eqn, _ in walk(program) if is_attention(eqn)]
 
 

@@ -2,14 +2,14 @@
 
 from . import blockwise, plain
 from .arrays import Arrays, Sees, Span
-from .kernels import BLOCKWISE, Case, FusedKernel, Kernel
+from .kernels import BLOCKWISE, AttentionKernel, Case, FusedKernel
 
 __all__ = [
     "BLOCKWISE",
     "Arrays",
     "Case",
     "FusedKernel",
-    "Kernel",
+    "AttentionKernel",
     "Sees",
     "Span",
     "blockwise",

@@ -11,7 +11,7 @@ import string
 from dataclasses import dataclass, field
 from typing import Any
 
-from .kernels import BLOCKWISE, Kernel
+from .kernels import BLOCKWISE, AttentionKernel
 
 __all__ = ["Arrays", "Sees", "Span"]
 
@@ -84,7 +84,7 @@ class Arrays:
     block: int = 512  # queries and keys whose scores are stored at once
     wide: Any = field(default=None)  # dtype of scores, sums and logarithms
     out: Any = field(default=None)  # dtype of results, in which a fused kernel writes them
-    kernel: Kernel = BLOCKWISE
+    kernel: AttentionKernel = BLOCKWISE
 
     @property
     def letters(self) -> dict[str, str]:

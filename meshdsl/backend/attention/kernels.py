@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCKWISE", "Case", "FusedKernel", "Kernel"]
+__all__ = ["BLOCKWISE", "Case", "FusedKernel", "AttentionKernel"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FusedKernel:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class AttentionKernel:
     """A kernel with the sizes of its blocks, the name that was asked for, and the reason why it is no fused one."""
 
     name: str
@@ -65,4 +65,4 @@ class Kernel:
         return self.name != "blockwise"
 
 
-BLOCKWISE = Kernel("blockwise")
+BLOCKWISE = AttentionKernel("blockwise")

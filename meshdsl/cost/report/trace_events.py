@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...lowering.program import Program
-from ...targets.fusion import Loop
+from ...targets.fusion import LoopStep
 from ..lanes import COMPUTE, Event
 from ..timeline import Timeline
 
@@ -56,7 +56,7 @@ def _unrolled(events: Sequence[Event]) -> list[Event]:
         event = events[i]
         end = next((j for j in range(i + 1, len(events)) if events[j].depth <= event.depth), len(events))
         shown.append(event)
-        if isinstance(event.step, Loop):
+        if isinstance(event.step, LoopStep):
             trip = _unrolled(events[i + 1 : end])
             interval = event.seconds / event.step.trips if event.step.trips else 0.0
             apart = all(each.start + each.seconds <= event.start + interval * (1 + 1e-6) for each in trip)
@@ -91,7 +91,7 @@ def _complete(event: Event, thread: int, program: Program) -> dict[str, Any]:
                 "axes": list(record.axes), "dtype": record.dtype.name, "bytes": record.bytes,
                 "wire_bytes": record.wire_bytes, "cause": str(record.cause), "tensor": record.name,
             }  # fmt: skip
-    dims = f" [{' '.join(d.name for d in writes[0].dims)}]" if writes and not isinstance(event.step, Loop) else ""
+    dims = f" [{' '.join(d.name for d in writes[0].dims)}]" if writes and not isinstance(event.step, LoopStep) else ""
     return {
         "ph": "X",
         "name": f"{event.name}{dims} at {event.where}",

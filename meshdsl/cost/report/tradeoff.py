@@ -8,12 +8,12 @@ from typing import NamedTuple
 from ...errors.units import seconds, show_bytes
 from .svg import axis, element, legend, linear, picture, steps, text
 
-__all__ = ["Point", "pareto", "tradeoff"]
+__all__ = ["TradeoffPoint", "pareto", "tradeoff"]
 
 WIDTH, HEIGHT = 920, 380
 
 
-class Point(NamedTuple):
+class TradeoffPoint(NamedTuple):
     """One plan: seconds of a step, peak bytes of a device, and its text."""
 
     seconds: float
@@ -21,7 +21,7 @@ class Point(NamedTuple):
     words: str
 
 
-def tradeoff(points: Sequence[Point], limit: float) -> str:
+def tradeoff(points: Sequence[TradeoffPoint], limit: float) -> str:
     """Plans by memory and time as SVG; a line joins those on the front, another marks the memory limit.
 
     Requires at least one point. Plans slower than four times the fastest that fits are left out.
@@ -54,9 +54,9 @@ def tradeoff(points: Sequence[Point], limit: float) -> str:
     return picture(WIDTH, HEIGHT, "time against memory", *elements)
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[TradeoffPoint]) -> list[TradeoffPoint]:
     """The points that no other beats in both, fastest first."""
-    front: list[Point] = []
+    front: list[TradeoffPoint] = []
     for p in sorted(points):
         if not front or p.peak_bytes < front[-1].peak_bytes:
             front.append(p)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...ir import Eqn, Graph, Scan, Var
-from .pending_sums import Body, PendingSums, Region
-from .reduction_cut import AxisSet, ReductionCut, Setting
+from .pending_sums import Body, PendingSums, SumRegion
+from .reduction_cut import AxisSet, CutSetting, ReductionCut
 
 __all__ = ["Demand"]
 
@@ -41,7 +41,7 @@ class Demand:
         self._deferred: dict[tuple[Any, ...], frozenset[int]] = {}  # results of loops
         self._loop_dims: dict[Eqn, tuple[str, ...]] = {}
 
-    def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: Setting) -> bool:
+    def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: CutSetting) -> bool:
         """True if v should stay a pending sum for the linear operations that read it.
 
         `pending` gives the axes over which v and other values are known to be pending; empty axes mean that a value is
@@ -57,14 +57,14 @@ class Demand:
             cut = self._remembered(key, lambda: self._new_cut(region, setting, known))
         return v in cut.deferred
 
-    def deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
+    def deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
         """The numbers of the scan's stacked results that would stay pending here if the loop left them pending."""
         key = (loop, *[setting.layout.axes(d) for d in self.loop_dims(loop, scan)])
         if key not in self._deferred:
             self._deferred[key] = self._deferred_results(loop, scan, setting)
         return self._deferred[key]
 
-    def _deferred_results(self, loop: Eqn, scan: Scan, setting: Setting) -> frozenset[int]:
+    def _deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
         inside = self._of_body(loop, scan)
         deferred: set[int] = set()
         for i, out in enumerate(loop.outs):
@@ -87,12 +87,12 @@ class Demand:
         region = self.sums.regions.get(v)
         return region.dims if region is not None else ()
 
-    def _cut(self, region: Region, setting: Setting) -> ReductionCut:
+    def _cut(self, region: SumRegion, setting: CutSetting) -> ReductionCut:
         """The cut of a region under a layout, if nothing else is known of its values."""
         key = (region, tuple([setting.layout.axes(d) for d in region.dims]))
         return self._remembered(key, lambda: self._new_cut(region, setting, {}))
 
-    def _new_cut(self, region: Region, setting: Setting, known: Mapping[Var, AxisSet]) -> ReductionCut:
+    def _new_cut(self, region: SumRegion, setting: CutSetting, known: Mapping[Var, AxisSet]) -> ReductionCut:
         def leaving(loop: Eqn, i: int) -> AxisSet:
             if not isinstance(loop.control, Scan):
                 return NONE
@@ -113,7 +113,7 @@ class Demand:
             self._bodies[loop] = Demand(body, Body(consts, scan.carries, scan.trips), zero)
         return self._bodies[loop]
 
-    def _axes_of_result(self, i: int, setting: Setting) -> AxisSet:
+    def _axes_of_result(self, i: int, setting: CutSetting) -> AxisSet:
         """The axes over which result i of the graph can be pending under a layout."""
         v = self.sums.graph.outs[i]
         region = self.sums.regions.get(v)

@@ -20,7 +20,7 @@ from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL, number
 
-__all__ = ["ADDITIONS", "Body", "PendingSums", "Region"]
+__all__ = ["ADDITIONS", "Body", "PendingSums", "SumRegion"]
 
 ADDITIONS = (ADD, SUBTRACT)  # one device adds a complete operand to its part of a pending sum
 
@@ -41,7 +41,7 @@ class Body:
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class SumRegion:
     """Values connected by operations through which a sum can stay pending, under any layout."""
 
     eqns: list[Eqn] = field(default_factory=list[Eqn])  # equations that compute or read one of the values, in order
@@ -111,7 +111,7 @@ class PendingSums:
                 return True
 
     @cached_property
-    def regions(self) -> dict[Var, Region]:
+    def regions(self) -> dict[Var, SumRegion]:
         """The region of every value that can be pending under some layout."""
         leader: dict[Var, Var] = {v: v for v in self.arriving}
 
@@ -128,9 +128,9 @@ class PendingSums:
                     leader[v] = find(through[0]) if through else v
                 for v in through:
                     leader[find(v)] = find(eqn.outs[0])
-        regions: dict[Var, Region] = {}
+        regions: dict[Var, SumRegion] = {}
         for v in leader:
-            regions.setdefault(find(v), Region()).values.add(v)
+            regions.setdefault(find(v), SumRegion()).values.add(v)
         of = {v: region for region in regions.values() for v in region.values}
         for eqn in self.graph.eqns:
             for region in dict.fromkeys(of[v] for v in (*eqn.ins, *eqn.outs) if v in of):

@@ -16,16 +16,16 @@ from ...ir import Eqn, Linear, Reduce, Scan, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ..labels import labels_of, vanishing
-from .pending_sums import ADDITIONS, PendingSums, Region
+from .pending_sums import ADDITIONS, PendingSums, SumRegion
 
-__all__ = ["AxisSet", "ReductionCut", "Setting"]
+__all__ = ["AxisSet", "ReductionCut", "CutSetting"]
 
 AxisSet = frozenset[str]
 NONE: AxisSet = frozenset()
 UNIT = 4  # capacity of one byte; each additional collective counts as one more byte
 
 
-class Setting(Protocol):
+class CutSetting(Protocol):
     """The fields of `scope.Setting` that determine where sums are reduced."""
 
     @property
@@ -45,8 +45,8 @@ class ReductionCut:
     def __init__(
         self,
         sums: PendingSums,
-        region: Region,
-        setting: Setting,
+        region: SumRegion,
+        setting: CutSetting,
         known: Mapping[Var, AxisSet],
         leaving: Callable[[Eqn, int], AxisSet],
     ):

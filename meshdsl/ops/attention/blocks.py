@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...backend import Block, Local
-from ...backend.attention import BLOCKWISE, Arrays, Kernel, Sees, Span
+from ...backend.attention import BLOCKWISE, Arrays, AttentionKernel, Sees, Span
 from ...dims import Dim, Shape, names
 
 __all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype"]
@@ -77,10 +77,10 @@ class Canonical:
     how: Names
     arrays: Mapping[str, Any]
     blocks: Mapping[str, Block]
-    kernel: Kernel = BLOCKWISE
+    kernel: AttentionKernel = BLOCKWISE
 
     @staticmethod
-    def of(c: Local, how: Names, ins: Sequence[Any], kernel: Kernel | None = None) -> Canonical:
+    def of(c: Local, how: Names, ins: Sequence[Any], kernel: AttentionKernel | None = None) -> Canonical:
         """The operands of an attention or of its gradient."""
         return Canonical(c, how, how.roles(ins), how.roles(c.ins[: len(ins)]), kernel or BLOCKWISE)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...backend import Local
-from ...backend.attention import Kernel
+from ...backend.attention import AttentionKernel
 from ...dims import Shape, names
 from ...ir import Eqn, Labels, Op, Product, Reduce, Type
 from ...layouts import Sharding
@@ -37,7 +37,9 @@ def _grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
     return tuple(Type(roles[r].dims, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
 
 
-def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: Kernel | None = None) -> Any:
+def _kernel(
+    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: AttentionKernel | None = None
+) -> Any:
     form = Canonical.of(c, how, ins, kernel)
     out, lse = c.xp.attention(form.operands(causal, window))
     out, lse = form.results(out, lse, c.outs)
@@ -45,7 +47,7 @@ def _kernel(c: Local, *ins: Any, how: Names, causal: bool, window: int | None, k
 
 
 def _grad_kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: Kernel | None = None
+    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: AttentionKernel | None = None
 ) -> Any:
     form = Canonical.of(c, how, ins, kernel)
     arrays = form.operands(causal, window)

@@ -118,11 +118,11 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
 
 def _tradeoff(result: Any) -> dict[str, str]:
     """The picture of time against memory of all plans costed; none for a search of layouts only."""
-    from ...cost.report.tradeoff import Point, tradeoff
+    from ...cost.report.tradeoff import TradeoffPoint, tradeoff
 
     if not result.costed:
         return {}
-    points = [Point(each.seconds, each.peak_bytes, repr(each.plan)) for each in result.costed]
+    points = [TradeoffPoint(each.seconds, each.peak_bytes, repr(each.plan)) for each in result.costed]
     return {"Plans by time and memory": tradeoff(points, result.limit)}
 
 

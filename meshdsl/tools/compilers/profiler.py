@@ -1,4 +1,4 @@
-"""Measure the kernels of programs on the devices of this computer, for a `Profile`.
+"""Measure the kernels of programs on the devices of this computer, for a `KernelProfile`.
 
 A kernel is measured as the cost model launches it: its operations as one compiled function, on the block of one device,
 in a loop on the device in which every trip depends on the one before. On CPU devices, which share the cores, all
@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from ...cost.kernel_form import form_of, work_of
 from ...cost.ledger import ledger
-from ...cost.profile import Form, Point, Profile
+from ...cost.profile import Form, KernelProfile, Point
 from ...ir import Eqn, Fuses, Var, walk
 from ...lowering.emit import run_equations
 from ...lowering.program import Program
@@ -40,7 +40,7 @@ __all__ = ["measure"]
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
 
 
-def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], None]) -> Profile:
+def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], None]) -> KernelProfile:
     """A profile of all kernels of these programs that read something.
 
     `say` is called with a line of text before each kernel. Requires as many CPU devices as the mesh has, or any other
@@ -59,7 +59,7 @@ def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], N
     device = jax.devices()[0]
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     points = {text: tuple(each) for text, each in points_of.items()}
-    return Profile(device.device_kind, device.platform, jax.__version__, today, plan.rounds, points)
+    return KernelProfile(device.device_kind, device.platform, jax.__version__, today, plan.rounds, points)
 
 
 def _kernels(program: Program) -> Iterator[tuple[Kernel, float]]:

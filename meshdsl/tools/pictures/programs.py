@@ -21,7 +21,7 @@ from .bands import Devices
 from .frames import Frame, hatched
 from .grid import Grid
 from .picture import Picture, drawing
-from .steps import Compute, Enter, Leave, Send, Step, folded, steps
+from .steps import Compute, Enter, Leave, SendMark, Step, folded, steps
 
 __all__ = ["MOST", "program_picture"]
 
@@ -56,7 +56,7 @@ class _ProgramPicture:
 
     @cached_property
     def deepest(self) -> int:
-        return max((step.depth for step in self.steps if isinstance(step, Send)), default=0)
+        return max((step.depth for step in self.steps if isinstance(step, SendMark)), default=0)
 
     @property
     def text_x(self) -> float:
@@ -68,7 +68,7 @@ class _ProgramPicture:
         shown: list[Step] = []
         count = 0
         for step in folded(list(steps(self.program))):
-            count += isinstance(step, Send)
+            count += isinstance(step, SendMark)
             if count > self.most:
                 return [*shown, *(Leave(s.depth) for s in reversed(list(self._open(shown))))]
             shown.append(step)
@@ -102,7 +102,7 @@ class _ProgramPicture:
                 d = f"M{x + 6:.1f} {top:.1f}H{x:.1f}V{y + 2:.1f}H{x + 6:.1f}"
                 parts.append(element("path", d=d, fill="none", stroke_width=1.4, cls="outline"))
             y += height
-        left_out = len(records) - sum(1 + len(step.alike) for step in self.steps if isinstance(step, Send))
+        left_out = len(records) - sum(1 + len(step.alike) for step in self.steps if isinstance(step, SendMark))
         total = sum(record.count * record.wire_bytes for record in records)
         words = f"{number}; each device sends {show_bytes(total)} in one run"
         if left_out:
@@ -163,14 +163,14 @@ class _ProgramPicture:
                 return text(40 + INDENT * step.depth, y + 19, step.words, cls="strong"), 30.0
             case Leave():
                 return "", 10.0
-            case Send():
+            case SendMark():
                 height = max(62.0, self.devices.height + 20)
                 return self._pass_mark(step.eqn.backward, y, height) + self._send(step, y + 5, height - 10), height
 
     def _pass_mark(self, backward: bool, y: float, height: float) -> str:
         return element("rect", x=20, y=y, width=5, height=height + 0.5, cls="backward" if backward else "forward")
 
-    def _send(self, step: Send, y: float, height: float) -> str:
+    def _send(self, step: SendMark, y: float, height: float) -> str:
         record, before, after = step.record, step.eqn.ins[0], step.eqn.outs[0]
         middle = y + height / 2
         parts = [self.devices.bands(44 + INDENT * step.depth, middle - self.devices.height / 2, record)]

@@ -11,7 +11,7 @@ from ...ir import Cond, Eqn, Graph, Op, Scan, While
 from ...lowering import Program
 from ...lowering.program import CollectiveRecord
 
-__all__ = ["Compute", "Enter", "Leave", "Send", "Step", "folded", "steps"]
+__all__ = ["Compute", "Enter", "Leave", "SendMark", "Step", "folded", "steps"]
 
 FOLD = 4  # as many alike collectives in a row are drawn as one
 NAMES = 5  # operations that a line of local work names
@@ -35,7 +35,7 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendMark:
     """A collective that sends data."""
 
     eqn: Eqn
@@ -67,7 +67,7 @@ class Leave:
     depth: int
 
 
-Step = Compute | Send | Enter | Leave
+Step = Compute | SendMark | Enter | Leave
 
 
 def steps(program: Program, graph: Graph | None = None, depth: int = 0, trips: int = 1) -> Iterator[Step]:
@@ -83,7 +83,7 @@ def steps(program: Program, graph: Graph | None = None, depth: int = 0, trips: i
             yield Compute(tuple(waiting), depth)
             waiting = []
         if eqn.sends:
-            yield Send(eqn, program.record(eqn, trips), depth)
+            yield SendMark(eqn, program.record(eqn, trips), depth)
         for key, sub in inner:
             yield Enter(_title(eqn, key), depth)
             yield from steps(program, sub, depth + 1, trips * eqn.trips)
@@ -98,7 +98,7 @@ def folded(items: list[Step]) -> list[Step]:
     at = 0
     while at < len(items):
         run = _run(items, at)
-        members = [step for step in run if isinstance(step, Send)]
+        members = [step for step in run if isinstance(step, SendMark)]
         if len(members) < FOLD:
             result.append(items[at])
             at += 1
@@ -117,12 +117,12 @@ def folded(items: list[Step]) -> list[Step]:
 def _run(items: list[Step], at: int) -> list[Step]:
     """The longest run from here of alike collectives and the work between them; empty if none starts here."""
     first = items[at]
-    if not isinstance(first, Send) or first.key is None:
+    if not isinstance(first, SendMark) or first.key is None:
         return []
     end = at + 1
     for i in range(at + 1, len(items)):
         step = items[i]
-        if isinstance(step, Send) and step.key == first.key:
+        if isinstance(step, SendMark) and step.key == first.key:
             end = i + 1
         elif not isinstance(step, Compute):
             break

@@ -23,7 +23,7 @@ from ...dims import DimsLike
 from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
 from ...trace import Tensor, tensor
 from .arguments import check_step
-from .manifest import Entry
+from .manifest import StoredTensor
 from .read import StepReader, open_step
 from .store import Checkpoints
 from .strict import items, keys, parse, show, text
@@ -203,7 +203,7 @@ def _write_errors(path: Path) -> Iterator[None]:
         raise SaveError(f"{path} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
 
 
-def _entries(reader: StepReader, prefix: str) -> dict[str, Entry]:
+def _entries(reader: StepReader, prefix: str) -> dict[str, StoredTensor]:
     """The tensors whose path starts with the prefix, by the rest of their paths."""
     stored = reader.manifest.tensors
     entries = {p.removeprefix(prefix): e for p, e in stored.items() if p.startswith(prefix) and p != prefix}

@@ -18,14 +18,14 @@ from ...lowering import Program
 from ...lowering.emit import partition_spec
 from ...trace import Tensor, spec_of
 from .grid import Box
-from .manifest import Entry
+from .manifest import StoredTensor
 from .read import ReadRequest, StepReader
 
-__all__ = ["Target", "assembled", "device_put", "targets"]
+__all__ = ["Destination", "assembled", "device_put", "targets"]
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """The type, padded global shape and sharding of a tensor to restore."""
 
     type: Type
@@ -35,7 +35,7 @@ class Target:
 
 def targets(
     like: Mapping[str, Any], mesh: Mesh | None, layout: Layout | None, program: Program | None
-) -> dict[str, Target]:
+) -> dict[str, Destination]:
     """The target of each path.
 
     Its sharding is that of the program's input of this path; without a program, that of the layout; without a layout,
@@ -51,7 +51,7 @@ def targets(
     return {path: _same_sharding(x) for path, x in like.items()}
 
 
-def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Target]:
+def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Destination]:
     mesh, inputs = program.mesh.bind(), {v.name: v for v in program.ins}
     problems = [f"  {path}: {nearest(path, inputs)}" for path in types if path not in inputs]
     problems += [
@@ -66,7 +66,7 @@ def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Target
             "  use the paths of the program's arguments: like={'params': ..., 'state': ...} for f(params, state)"
         )
     return {
-        path: Target(
+        path: Destination(
             spec,
             program.extents.global_shape(inputs[path].dims),
             NamedSharding(mesh, partition_spec(inputs[path].dims, inputs[path].sharding)),
@@ -83,7 +83,7 @@ def _accepts(input_type: Type, spec: Type) -> bool:
     return names and input_type.dtype == spec.dtype and [d.size for d in input_type.dims] == [d.size for d in spec.dims]
 
 
-def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[str, Target]:
+def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[str, Destination]:
     for rules in (layout.rules, *layout.overrides.values()):
         for axes in rules.values():
             for axis in axes:
@@ -95,7 +95,7 @@ def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[st
             axes_of.setdefault(dim, set()).update(axes)
     extents = Extents({dim: mesh.count(tuple(axes)) for dim, axes in axes_of.items()})
     return {
-        path: Target(
+        path: Destination(
             spec,
             extents.global_shape(spec.dims),
             NamedSharding(bound, partition_spec(spec.dims, _sharding(path, spec.dims, layout))),
@@ -118,14 +118,14 @@ def _sharding(path: str, shape: Shape, layout: Layout) -> Sharding:
     return Sharding.of(axes_of_dim)
 
 
-def _same_sharding(x: Any) -> Target:
+def _same_sharding(x: Any) -> Destination:
     spec = spec_of(x)
     if isinstance(x, Tensor) and isinstance(x.stored, jax.Array):
-        return Target(spec, tuple(x.stored.shape), x.stored.sharding)
-    return Target(spec, tuple(d.size for d in spec.dims), SingleDeviceSharding(jax.local_devices()[0]))
+        return Destination(spec, tuple(x.stored.shape), x.stored.sharding)
+    return Destination(spec, tuple(d.size for d in spec.dims), SingleDeviceSharding(jax.local_devices()[0]))
 
 
-def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
+def device_put(reader: StepReader, entry: StoredTensor, target: Destination) -> Tensor:
     """Read the shards of one tensor that this process's devices store, and put them there. Padding is zero."""
     stored_order = [[d.name for d in target.type.dims].index(d.name) for d in entry.type.dims]
     requests: list[ReadRequest] = []
@@ -138,7 +138,7 @@ def device_put(reader: StepReader, entry: Entry, target: Target) -> Tensor:
 
 
 def assembled(
-    target: Target, fill: Callable[[Box, np.ndarray], None], finish: Callable[[], object] = lambda: None
+    target: Destination, fill: Callable[[Box, np.ndarray], None], finish: Callable[[], object] = lambda: None
 ) -> Tensor:
     """A tensor of the blocks that this process's devices store; replicas share one.
 
@@ -159,7 +159,7 @@ def assembled(
     return Tensor(target.type.dims, target.type.dtype, array=array)
 
 
-def _zeros(target: Target, sizes: tuple[int, ...]) -> np.ndarray:
+def _zeros(target: Destination, sizes: tuple[int, ...]) -> np.ndarray:
     try:
         return np.zeros(sizes, target.type.dtype)
     except MemoryError as error:

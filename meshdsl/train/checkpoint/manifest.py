@@ -30,7 +30,7 @@ from ...ir import Type
 from .grid import Cuts
 
 __all__ = ["DTYPES", "FORMAT", "HEADER_KEYS", "MANIFEST", "PATH_LIMIT", "STEP_LIMIT", "TENSOR_KEYS", "VERSION"]
-__all__ += ["Chunk", "Entry", "Header", "Manifest", "dump", "header_limit", "part_name", "signature"]
+__all__ += ["Chunk", "StoredTensor", "Header", "Manifest", "dump", "header_limit", "part_name", "signature"]
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "meshdsl-checkpoint", 1
@@ -60,7 +60,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredTensor:
     """One stored tensor."""
 
     path: str
@@ -86,7 +86,7 @@ class Manifest:
     """A step's header and its tensors by path, sorted by path."""
 
     header: Header
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, StoredTensor]
 
 
 def part_name(number: int) -> str:
@@ -130,7 +130,7 @@ def _last(digest: str) -> bytes:
     return f'"sha256": "{digest}"}}\n'.encode("ascii")
 
 
-def _written(entry: Entry) -> dict[str, Any]:
+def _written(entry: StoredTensor) -> dict[str, Any]:
     return {
         "path": entry.path,
         "dtype": entry.type.dtype.name,

@@ -33,9 +33,9 @@ from .manifest import (
     TENSOR_KEYS,
     VERSION,
     Chunk,
-    Entry,
     Header,
     Manifest,
+    StoredTensor,
     header_limit,
     part_name,
     signature,
@@ -89,7 +89,7 @@ class _Lines:
         return line
 
 
-class _Tensors(Mapping[str, Entry]):
+class _Tensors(Mapping[str, StoredTensor]):
     """Entries by path, parsed on access. The lines are sorted by path."""
 
     def __init__(self, raw: bytearray, files: int):
@@ -105,7 +105,7 @@ class _Tensors(Mapping[str, Entry]):
     def __iter__(self) -> Iterator[str]:
         return (self._line(n)["path"] for n in range(len(self)))
 
-    def __getitem__(self, path: str) -> Entry:
+    def __getitem__(self, path: str) -> StoredTensor:
         n = bisect.bisect_left(range(len(self)), path, key=lambda n: self._line(n)["path"])
         if n == len(self) or (line := self._line(n))["path"] != path:
             raise KeyError(path)
@@ -167,7 +167,7 @@ class _Spans:
         self.files, self.offsets, self.sizes, self.tensors = array("q"), array("q"), array("q"), array("q")
         self.count, self.bytes = 0, 0
 
-    def add(self, entry: Entry, where: str, stored: int) -> None:
+    def add(self, entry: StoredTensor, where: str, stored: int) -> None:
         """Add the chunks of a tensor; refuses it if the tensors so far have more than `stored` bytes."""
         for n, chunk in enumerate(entry.chunks):
             size = cell(entry.cuts, n).elements * entry.type.dtype.itemsize
@@ -227,7 +227,7 @@ def _header(value: Any, where: str) -> Header:
     )
 
 
-def _entry(value: Any, where: str, files: int) -> Entry:
+def _entry(value: Any, where: str, files: int) -> StoredTensor:
     fields = keys(value, TENSOR_KEYS, where)
     path = text(fields["path"], f"{where}.path", PATH_LIMIT)
     name = text(fields["dtype"], f"{where}.dtype", 32)
@@ -249,7 +249,9 @@ def _entry(value: Any, where: str, files: int) -> Entry:
         refuse(f"{where}.dims", f"the sizes {show([d.size for d in tensor_type.dims])} are too large for any array")
     cuts = _cuts(fields["cuts"], tensor_type.dims, f"{where}.cuts")
     chunks = items(fields["chunks"], f"{where}.chunks", cell_count(cuts))
-    return Entry(path, tensor_type, cuts, tuple(_chunk(c, f"{where}.chunks[{n}]", files) for n, c in enumerate(chunks)))
+    return StoredTensor(
+        path, tensor_type, cuts, tuple(_chunk(c, f"{where}.chunks[{n}]", files) for n, c in enumerate(chunks))
+    )
 
 
 def _cuts(value: Any, shape: Shape, where: str) -> Cuts:

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import CheckpointError
 from .files import opened, read_at
 from .grid import Box, cell, cells_in, intersect
-from .manifest import Entry, Manifest, part_name
+from .manifest import Manifest, StoredTensor, part_name
 from .parse import load
 
 __all__ = ["ReadRequest", "StepReader", "open_step", "step_name"]
@@ -37,7 +37,7 @@ class StepReader:
         self.folder, self.manifest = folder, manifest
         self.bytes_read = 0
 
-    def read(self, entry: Entry, requests: Sequence[ReadRequest]) -> None:
+    def read(self, entry: StoredTensor, requests: Sequence[ReadRequest]) -> None:
         """Fill the arrays of these requests. Raises `CheckpointError` if a chunk is corrupt.
 
         Needs the memory of one chunk in addition to the arrays.
@@ -51,7 +51,7 @@ class StepReader:
                 if shared.elements:
                     part.into[shared.slices(part.box.start)] = values[shared.slices(chunk_box.start)]
 
-    def whole(self, entry: Entry) -> np.ndarray:
+    def whole(self, entry: StoredTensor) -> np.ndarray:
         """The whole tensor. Raises `CheckpointError` like `read`."""
         sizes = tuple(d.size for d in entry.type.dims)
         try:
@@ -67,7 +67,7 @@ class StepReader:
             for number in range(len(entry.chunks)):
                 self._chunk(entry, number, cell(entry.cuts, number))
 
-    def _chunk(self, entry: Entry, number: int, box: Box) -> np.ndarray:
+    def _chunk(self, entry: StoredTensor, number: int, box: Box) -> np.ndarray:
         chunk, name = entry.chunks[number], part_name(entry.chunks[number].file)
         size = box.elements * entry.type.dtype.itemsize
         with opened(name, self.folder) as fd:

@@ -23,7 +23,7 @@ from .files import open_root, remove_tree
 from .read import open_step, step_name
 from .restore import Restored, RestoreRequest, restore_newest, restore_step
 from .trees import check_header, json_value, key_words, tensors_of
-from .write import Plan, Snapshot, await_publication, mark_failed, plan, publish, snapshot, write_part
+from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
 
 __all__ = ["Checkpoints"]
 
@@ -249,7 +249,7 @@ class Checkpoints:
         self,
         folder: Path,
         fields: dict[str, Any],
-        plans: list[Plan],
+        plans: list[StoragePlan],
         snapshots: list[Snapshot],
         process: int,
         count: int,

@@ -26,18 +26,18 @@ from ...ir import Type
 from ...trace import Tensor
 from .files import open_root, opened, read_at, regular_size, rename, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
-from .manifest import MANIFEST, Chunk, Entry, Header, Manifest, dump, part_name
+from .manifest import MANIFEST, Chunk, Header, Manifest, StoredTensor, dump, part_name
 from .parse import load
 from .read import open_step
 from .strict import integer, items, keys, parse
 
-__all__ = ["Plan", "Snapshot", "await_publication", "mark_failed", "plan", "publish", "snapshot", "write_part"]
+__all__ = ["StoragePlan", "Snapshot", "await_publication", "mark_failed", "plan", "publish", "snapshot", "write_part"]
 
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Plan:
+class StoragePlan:
     """The storage of one tensor: its grid, and the process that writes each part. Equal in all processes."""
 
     path: str
@@ -50,16 +50,16 @@ class Plan:
 class Snapshot:
     """Host copies of this process's parts of one tensor."""
 
-    plan: Plan
+    plan: StoragePlan
     parts: tuple[tuple[Box, np.ndarray], ...]
 
 
-def plan(tensors: Mapping[str, Tensor], chunk_bytes: int) -> list[Plan]:
+def plan(tensors: Mapping[str, Tensor], chunk_bytes: int) -> list[StoragePlan]:
     """The storage plan of each tensor. The tensors must be concrete."""
     return [_plan(path, x, n, chunk_bytes) for n, (path, x) in enumerate(tensors.items())]
 
 
-def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> Plan:
+def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> StoragePlan:
     stored = x.stored
     addressable = stored.is_fully_addressable  # every process has an equal copy, and process 0 writes it
     holders: dict[Box, set[int]] = {}
@@ -70,7 +70,7 @@ def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> Plan:
     owners = tuple(
         (box, sorted(holders[box])[(number + n) % len(holders[box])]) for n, box in enumerate(sorted(holders))
     )
-    return Plan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
+    return StoragePlan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
 
 
 def _unpadded(index: Sequence[slice], sizes: Sequence[int]) -> Box:
@@ -80,7 +80,7 @@ def _unpadded(index: Sequence[slice], sizes: Sequence[int]) -> Box:
     return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
 
-def snapshot(plans: Sequence[Plan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
+def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
     """Copies the parts that this process writes to the host. Afterwards the tensors may be donated."""
     own_shards = [_own_shards(p, tensors[p.path]) for p in plans]
     for shards in own_shards:
@@ -93,7 +93,7 @@ def snapshot(plans: Sequence[Plan], tensors: Mapping[str, Tensor]) -> list[Snaps
     return snapshots
 
 
-def _own_shards(p: Plan, x: Tensor) -> dict[Box, jax.Array]:
+def _own_shards(p: StoragePlan, x: Tensor) -> dict[Box, jax.Array]:
     shards_by_box = {_unpadded(shard.index, x.shape): shard.data for shard in x.stored.addressable_shards}
     return {box: shards_by_box[box] for box, owner in p.owners if owner == jax.process_index()}
 
@@ -131,7 +131,7 @@ def publish(
     folder: Path,
     final: Path,
     header: Mapping[str, Any],
-    plans: Sequence[Plan],
+    plans: Sequence[StoragePlan],
     processes: int,
     seconds: float,
     check: Callable[[], None],
@@ -158,7 +158,7 @@ def publish(
 
 
 def _gather(
-    folder: Path, fd: int, header: Mapping[str, Any], plans: Sequence[Plan], processes: int, seconds: float
+    folder: Path, fd: int, header: Mapping[str, Any], plans: Sequence[StoragePlan], processes: int, seconds: float
 ) -> Manifest:
     """The manifest, from the notes of all processes, which are removed."""
     chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in plans]
@@ -172,7 +172,7 @@ def _gather(
     if missing:
         raise SaveError(f"no process wrote all of {missing[0]!r}")
     entries = {
-        p.path: Entry(p.path, p.type, p.cuts, tuple(c for c in cells if c))
+        p.path: StoredTensor(p.path, p.type, p.cuts, tuple(c for c in cells if c))
         for p, cells in zip(plans, chunks, strict=True)
     }
     files = tuple(regular_size(part_name(n), fd) for n in range(processes))

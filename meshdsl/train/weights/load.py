@@ -16,7 +16,7 @@ from ...layouts import Layout, Mesh, MeshLike
 from ...lowering import Program
 from ...trace import Tensor
 from ..checkpoint.arguments import parse_target
-from ..checkpoint.device_put import Target, assembled, targets
+from ..checkpoint.device_put import Destination, assembled, targets
 from ..checkpoint.grid import Box
 from ..checkpoint.strict import show
 from .config import HubConfig
@@ -164,7 +164,7 @@ def read_params(
     return {path: _read(rule, stored, shardings[f"{prefix}{path}"]) for path, rule in rules.items()}
 
 
-def _read(rule: Rule, stored: Mapping[str, Stored], target: Target) -> Tensor:
+def _read(rule: Rule, stored: Mapping[str, Stored], target: Destination) -> Tensor:
     """One parameter: for each block of this process's devices, the parts of the file's tensors that it covers."""
 
     def fill(box: Box, block: np.ndarray) -> None:

@@ -20,11 +20,11 @@ from ....layouts.sharding import Axes
 from .call import AttentionCall
 from .ring import hops, is_zigzag
 
-__all__ = ["Choice", "choose_method"]
+__all__ = ["MethodChoice", "choose_method"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """The method, its reason as text, and for `all_to_all` the dim to split and the axes of all dims."""
 
     method: str
@@ -33,23 +33,25 @@ class Choice:
     assigned: Mapping[str, Axes] | None = None
 
 
-def choose_method(call: AttentionCall) -> Choice:
+def choose_method(call: AttentionCall) -> MethodChoice:
     """The method that the call names, or the one that sends fewer bytes."""
     method = call.how.method
     other = _other_dim(call)
     if method in ("ring", "gather"):
-        return Choice(method, f", as method={method!r} says")
+        return MethodChoice(method, f", as method={method!r} says")
     if other is None:
         if method == "all_to_all":
             _report(call)
-        return Choice("ring", f": no shared dim has blocks that {call.count} devices can divide")
+        return MethodChoice("ring", f": no shared dim has blocks that {call.count} devices can divide")
     to, assigned = other
     if method == "all_to_all":
-        return Choice(method, f", as method={method!r} says", to, assigned)
+        return MethodChoice(method, f", as method={method!r} says", to, assigned)
     ring, exchange = ring_bytes(call), exchange_bytes(call)
     if ring < exchange:
-        return Choice("ring", f": {show_bytes(ring)} for the result, {show_bytes(exchange)} by all_to_all")
-    return Choice("all_to_all", f": {show_bytes(exchange)} for the result, {show_bytes(ring)} by a ring", to, assigned)
+        return MethodChoice("ring", f": {show_bytes(ring)} for the result, {show_bytes(exchange)} by all_to_all")
+    return MethodChoice(
+        "all_to_all", f": {show_bytes(exchange)} for the result, {show_bytes(ring)} by a ring", to, assigned
+    )
 
 
 def _block_bytes(call: AttentionCall, role: str) -> int:

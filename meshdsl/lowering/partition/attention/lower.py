@@ -7,7 +7,7 @@ from ....layouts import Sharding
 from ...labels import apply
 from ..scope import Reader, Scope
 from .call import AttentionCall
-from .choice import Choice, choose_method
+from .choice import MethodChoice, choose_method
 from .merge import merged
 from .ring import around
 
@@ -44,7 +44,7 @@ def _local(call: AttentionCall, causes: dict[str, Cause]) -> None:
             call.scope.shard_free_dims(v, call.eqn)
 
 
-def _exchanged(call: AttentionCall, choice: Choice, cause: Cause) -> None:
+def _exchanged(call: AttentionCall, choice: MethodChoice, cause: Cause) -> None:
     """Split another dim instead of the positions, and split the results as before."""
     before = call
     call = call.whole_keys(choice.assigned)

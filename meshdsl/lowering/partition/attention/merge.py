@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....backend import Local
-from ....backend.attention import Kernel
+from ....backend.attention import AttentionKernel
 from ....dims import Dim, Shape
 from ....ir import Because, Cause, Eqn, Fuses, Labels, Op, Product, Type, Var
 from ....layouts import Sharding
@@ -30,7 +30,7 @@ def _part_type(*types: Type, how: Names, parts: Dim, **params: Any) -> tuple[Typ
 
 
 def _part_kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, parts: Dim, kernel: Kernel | None = None
+    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, parts: Dim, kernel: AttentionKernel | None = None
 ) -> Any:
     """The attention to the device's own keys, as the one element of the dim `parts` that it stores."""
     form = Canonical.of(c, how, ins, kernel)

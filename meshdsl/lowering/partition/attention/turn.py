@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....backend import Block, Local
-from ....backend.attention import Kernel, Span
+from ....backend.attention import AttentionKernel, Span
 from ....dims import names
 from ....ir import Eqn, Labels, Op, Product, Type
 from ....layouts import Sharding
@@ -57,7 +57,7 @@ def _kernel(
     axes: Axes,
     zigzag: bool | None,
     turns: int,
-    kernel: Kernel | None = None,
+    kernel: AttentionKernel | None = None,
 ) -> Any:
     *operands, out, lse, turn = ins
     form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag), kernel)
@@ -86,7 +86,7 @@ def _grad_kernel(
     axes: Axes,
     zigzag: bool | None,
     turns: int,
-    kernel: Kernel | None = None,
+    kernel: AttentionKernel | None = None,
 ) -> Any:
     n = len(c.outs) + 1
     operands, sums, turn = ins[:-n], ins[-n:-1], ins[-1]
