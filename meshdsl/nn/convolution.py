@@ -40,17 +40,17 @@ def conv(
     is convolved with a kernel of its own (depthwise). `stride`, `padding` and `dilation` are those of `md.conv`.
     """
     channels, window = dim_of(x, over), {dim_of(x, d).name: n for d, n in window.items()}
-    features = None if into is None else new_dim(into, "the output channels of md.nn.conv")
-    same_name = features is not None and features.name == channels.name
-    output = md.Dim(f"{features.name}_out", features.size) if features is not None and same_name else features
+    depthwise = into is None
+    features = channels if into is None else new_dim(into, "the output channels of md.nn.conv")
+    same_name = not depthwise and features.name == channels.name
+    output = md.Dim(f"{features.name}_out", features.size) if same_name else features
     if empty := [d for d, n in window.items() if n < 1]:
         raise md.ShapeError(f"the window of md.nn.conv has at least 1 element, got {empty[0]}: {window[empty[0]]}")
     kernel = [md.Dim(f"{d}_window", n) for d, n in window.items()]
-    fan_in = kernel if output is None else [*kernel, channels]
-    dims = [*kernel, channels] if output is None else [*kernel, channels, output]
+    fan_in = kernel if depthwise else [*kernel, channels]
     with md.scope(name):
-        w = md.param("w", dims, init=init or md.init.lecun(fan_in=fan_in), dtype=precision.param)
-        out = [output if output is not None and d == channels else d for d in x.dims]
+        w = md.param("w", [*fan_in, output], init=init or md.init.lecun(fan_in=fan_in), dtype=precision.param)
+        out = [output if d == channels else d for d in x.dims]
         y = md.conv(
             md.cast(x, precision.compute),
             md.cast(w, precision.compute),
@@ -62,10 +62,10 @@ def conv(
             dtype=precision.reduce,
         )
         if bias:
-            b = md.param("b", [output or channels], init=md.init.zeros(), dtype=precision.param)
+            b = md.param("b", [output], init=md.init.zeros(), dtype=precision.param)
             y = y + md.cast(b, y.dtype)
     y = md.cast(y, precision.compute)
-    return md.rename(y, **{output.name: channels.name}) if output is not None and same_name else y
+    return md.rename(y, **{output.name: channels.name}) if same_name else y
 
 
 def causal_conv(

@@ -54,8 +54,26 @@ def _conv_type(
         raise ShapeError(f"md.conv takes two tensors of numbers of one dtype, got {x} and {w}")
     if kind(x.dtype) == "c" and kind(dtype) != "c":
         raise ShapeError(f"md.conv of {x.dtype.name} cannot be a {dtype.name}: the imaginary part would be lost")
-    operands = f"  the operands are {show(x.dims)} and {show(w.dims)}"
-    reads = {v.dim for v in window}
+    dims_by_name = _dims_of(x, w, window, kernel)
+    if pick(out, dims_by_name.values(), what="output dim") != out:
+        raise ShapeError(f"md.conv makes {show(dims_by_name.values())}, not {show(out)}")
+    parts = _parts(x.dims, w.dims, out, window, kernel)
+    kept = [*parts.batch, *parts.features, *(dims_by_name[v.out_dim] for v in window)]
+    if lost := [d for d in kept if d not in out]:
+        raise ShapeError(
+            f"md.conv would lose dim {lost[0].name!r}\n{_operands(x, w)}, and the result's dims are {show(out)}\n"
+            "  dims of one operand and the window's dims stay; name them in out=, or sum over them first with md.sum"
+        )
+    return Type(out, dtype)
+
+
+def _operands(x: Type, w: Type) -> str:
+    return f"  the operands are {show(x.dims)} and {show(w.dims)}"
+
+
+def _dims_of(x: Type, w: Type, window: tuple[Window, ...], kernel: tuple[str, ...]) -> dict[str, Dim]:
+    """The dims that a result may have, by name; raises `ShapeError` for windows that do not fit the operands."""
+    operands, reads = _operands(x, w), {v.dim for v in window}
     rest_x = tuple(d for d in x.dims if d.name not in reads)
     rest_w = tuple(d for d in w.dims if d.name not in kernel)
     dims_by_name = merge([rest_x, rest_w])
@@ -73,18 +91,7 @@ def _conv_type(
         if find(k, w.dims).size != v.size:
             raise ShapeError(f"the window over {v.dim!r} has size {v.size}, and dim {k!r} of w {find(k, w.dims).size}")
         dims_by_name[v.out_dim] = Dim(v.out_dim, v.out_size(find(v.dim, x.dims).size))
-    if pick(out, dims_by_name.values(), what="output dim") != out:
-        raise ShapeError(f"md.conv makes {show(dims_by_name.values())}, not {show(out)}")
-    parts = _parts(x.dims, w.dims, out, window, kernel)
-    window_dims = {v.out_dim for v in window}
-    lost = [d for d in (*parts.batch, *parts.features) if d not in out]
-    lost += [d for name, d in dims_by_name.items() if name in window_dims and d not in out]
-    if lost:
-        raise ShapeError(
-            f"md.conv would lose dim {lost[0].name!r}\n{operands}, and the result's dims are {show(out)}\n"
-            "  dims of one operand and the window's dims stay; name them in out=, or sum over them first with md.sum"
-        )
-    return Type(out, dtype)
+    return dims_by_name
 
 
 def _conv_kernel(

@@ -12,7 +12,7 @@ import numpy as np
 from ..dims import DimLike, DimsLike, pick
 from ..errors import ShapeError, at, caller, located
 from ..ir import Fuses, Op, Type
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import Tensor, as_tensor
 from .dtypes import as_dtype, cast, check_kind, kind
 from .indexing import iota, new_dim
 from .reductions import broadcast

@@ -38,6 +38,11 @@ class ShardedGraph:
             self._producers[graph] = {v: eqn for eqn in graph.eqns for v in eqn.outs}
         return self._producers[graph]
 
+    def is_pending(self, v: Var) -> bool:
+        """True if a value is a sum that is not complete."""
+        sharding = self.shardings.get(v, Sharding())
+        return bool(sharding.partial) and sharding.kind == "sum"
+
     def bytes(self, v: Var) -> int:
         """The bytes of a value that one device stores."""
         sizes = self.extents.local_shape(v.dims, self.shardings.get(v, Sharding()).whole(), self.mesh)
@@ -80,23 +85,17 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
     branches: list[tuple[Eqn, str, Sums]] = []
     while queue:
         v = queue.pop()
-        eqn = producers.get(v)
-        before = [] if eqn is None or eqn.control is not None else _same_elements(eqn, v)
-        sharding = placed.shardings.get(v, Sharding())
-        pending = sharding.partial and sharding.kind == "sum"
-        if eqn is not None and isinstance(eqn.control, Scan) and (placed.regather or not pending):
-            i, body = eqn.outs.index(v), eqn.control.body
-            inner = pending_sums(placed, body, body.outs[i]) if i >= eqn.control.carries else Sums()
-            if any(inner.all()) and body.outs.count(body.outs[i]) == 1:
-                loops.append((eqn, i, inner))
+        eqn, pending, before = producers.get(v), placed.is_pending(v), list[Var]()
+        if eqn is not None:
+            if (inner := None if pending and not placed.regather else _in_loop(placed, eqn, v)) is not None:
+                loops.append(inner)
                 continue
-        if eqn is not None and isinstance(eqn.control, Cond):
-            for key, branch in eqn.graphs().items():
-                inner, ins = _pending_sums(placed, branch, [branch.outs[eqn.outs.index(v)]])
-                branches += [(eqn, key, inner)] if any(inner.all()) else []
-                before += [eqn.ins[1 + branch.ins.index(x)] for x in ins]
-        if eqn is not None and eqn.backward:  # its forward operands are factors, not gradients
-            before = [x for x in before if x not in producers or producers[x].backward]
+            found, before = (
+                _in_branches(placed, eqn, v) if isinstance(eqn.control, Cond) else ([], _same_elements(eqn, v))
+            )
+            branches += found
+            if eqn.backward:  # its forward operands are factors, not gradients
+                before = [x for x in before if x not in producers or producers[x].backward]
         if pending and not any(placed.shardings.get(x, Sharding()).partial for x in before):
             sums.append(v)
             continue
@@ -106,8 +105,32 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
     return Sums(_together(placed, graph, sums), tuple(loops), tuple(branches)), inputs
 
 
+def _in_loop(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[Eqn, int, Sums] | None:
+    """The pending sums of one row in a loop that stacks v, if an update of rows can start there."""
+    if not isinstance(eqn.control, Scan):
+        return None
+    i, body = eqn.outs.index(v), eqn.control.body
+    if i < eqn.control.carries or body.outs.count(body.outs[i]) > 1:
+        return None
+    inner = pending_sums(placed, body, body.outs[i])
+    return (eqn, i, inner) if any(inner.all()) else None
+
+
+def _in_branches(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[list[tuple[Eqn, str, Sums]], list[Var]]:
+    """The pending sums of a branch's result in each of its graphs, and the operands from which it is computed."""
+    found: list[tuple[Eqn, str, Sums]] = []
+    before: list[Var] = []
+    for key, branch in eqn.graphs().items():
+        inner, ins = _pending_sums(placed, branch, [branch.outs[eqn.outs.index(v)]])
+        found += [(eqn, key, inner)] if any(inner.all()) else []
+        before += [eqn.ins[1 + branch.ins.index(x)] for x in ins]
+    return found, before
+
+
 def _same_elements(eqn: Eqn, v: Var) -> list[Var]:
     """The operands with the dims of a result, or the one operand that is renamed, reshaped or sliced."""
+    if eqn.control is not None:
+        return []
     return [x for x in dict.fromkeys(eqn.ins) if eqn.op in SAME_ELEMENTS or set(x.dims) == set(v.dims)]
 
 
@@ -126,8 +149,7 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
         if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in totals):
             continue
         out = eqn.outs[0]
-        sharding = placed.shardings.get(out, Sharding())
-        if sharding.partial and sharding.kind == "sum" and set(out.dims) == set(sums[0].dims):
+        if placed.is_pending(out) and set(out.dims) == set(sums[0].dims):
             for x in dict.fromkeys(eqn.ins):
                 totals.pop(x, None)
             totals[out] = out if len(ours) > 1 else ours[0]

@@ -64,25 +64,8 @@ class _Rewrite:
         old = self.old
         ins = tuple(self.define(v) if v in self.entering else v for v in old.ins)
         for eqn in old.eqns:
-            if eqn in self.of:
-                form, _ = self.of[eqn]
-                new_eqn = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
-                for v, new in zip(eqn.outs, new_eqn.outs, strict=True):
-                    if v in self.owner:
-                        self.inside[v, form] = new
-                    else:
-                        self.outside[v] = new
-                self.eqns.append(new_eqn)
-            elif eqn in self.branches:
-                self.eqns.append(self.branch(eqn))
-            else:
-                if eqn in self.loops:
-                    eqn = eqn.with_control(body=self.body(eqn))
-                inside = self.by_layer(eqn, eqn.control) if self.regather and isinstance(eqn.control, Scan) else {}
-                ins_ = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
-                eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
-                outs = tuple(self.define(v) if v in self.owner else v for v in eqn.outs)
-                self.eqns.append(eqn.replace(ins=ins_, outs=outs))
+            rewritten = self.sharded if eqn in self.of else self.branch if eqn in self.branches else self.whole
+            self.eqns.append(rewritten(eqn))
         last = old.eqns[-1] if old.eqns else around
         assert last is not None
         outs = [
@@ -90,6 +73,26 @@ class _Rewrite:
             for i, v in enumerate(old.outs)
         ]
         return old.replace(ins=ins, eqns=tuple(self.eqns), outs=tuple(outs))
+
+    def sharded(self, eqn: Eqn) -> Eqn:
+        """An equation of an update, on shards."""
+        form, _ = self.of[eqn]
+        new_eqn = dataclasses.replace(renamed(eqn, form), ins=tuple(self.enter(v, form, eqn) for v in eqn.ins))
+        for v, new in zip(eqn.outs, new_eqn.outs, strict=True):
+            if v in self.owner:
+                self.inside[v, form] = new
+            else:
+                self.outside[v] = new
+        return new_eqn
+
+    def whole(self, eqn: Eqn) -> Eqn:
+        """An equation beside the updates, which may be a loop with updates of its rows."""
+        if eqn in self.loops:
+            eqn = eqn.with_control(body=self.body(eqn))
+        inside = self.by_layer(eqn, eqn.control) if self.regather and isinstance(eqn.control, Scan) else {}
+        ins = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
+        eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
+        return eqn.replace(ins=ins, outs=tuple(self.define(v) if v in self.owner else v for v in eqn.outs))
 
     def branch(self, eqn: Eqn) -> Eqn:
         """A branch whose graphs take and return shards of the updates that it is part of."""

@@ -186,21 +186,25 @@ class Memo:
 def _run_of(demand: Demand, eqns: tuple[Eqn, ...], deferred: bool) -> _Run:
     """The run of these equations. `deferred`: its dims include those that decide which sums are deferred."""
     results = dict.fromkeys(v for eqn in eqns for v in eqn.outs)
+    before = [v for v in _operands(demand, eqns) if v not in results]
+    products = [pair for eqn in eqns for pair in later_products(demand, eqn)]
+    beside = dict.fromkeys(x for v, other in products for x in other.ins if x is not v)
+    mentioned = [v for eqn in eqns for v in _values(eqn)]
+    dims = [d.name for v in (*mentioned, *beside) for d in v.dims]
+    for eqn in eqns if deferred else ():
+        dims += [d for v in eqn.ins for d in demand.dims(v)]
+        dims += demand.loop_dims(eqn, eqn.control) if isinstance(eqn.control, Scan) else ()
+    others = [v for v in beside if v not in results and v not in before]
+    return _Run(eqns, tuple(dict.fromkeys(dims)), tuple(before), tuple(others), tuple(results))
+
+
+def _operands(demand: Demand, eqns: Iterable[Eqn]) -> list[Var]:
+    """The operands of equations, and for those without a value of their own, what they are computed from."""
     operands = list(dict.fromkeys(v for eqn in eqns for v in eqn.ins))
     for v in operands:  # the list grows during iteration
         maker = demand.sums.unmade.get(v)
         operands += [x for x in maker.ins if x not in operands] if maker is not None else []
-    beside = dict.fromkeys(
-        x for eqn in eqns for v, other in later_products(demand, eqn) for x in other.ins if x is not v
-    )
-    dims = [d.name for eqn in eqns for v in _values(eqn) for d in v.dims]
-    dims += [d.name for v in beside for d in v.dims]
-    for eqn in eqns if deferred else ():
-        dims += [d for v in eqn.ins for d in demand.dims(v)]
-        dims += demand.loop_dims(eqn, eqn.control) if isinstance(eqn.control, Scan) else ()
-    before = tuple(v for v in operands if v not in results)
-    others = tuple(v for v in beside if v not in results and v not in before)
-    return _Run(eqns, tuple(dict.fromkeys(dims)), before, others, tuple(results))
+    return operands
 
 
 def runs(eqns: Iterable[Eqn]) -> Iterator[tuple[Eqn, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
@@ -87,18 +88,7 @@ def moe_layer(
     exchange raises `LayoutError` when it is called on CPU devices; simulation, cost and compilation for TPUs work on
     any machine.
     """
-    if exchange not in EXCHANGES:
-        raise md.ShapeError(
-            f"unknown exchange {exchange!r}; {suggest(exchange, EXCHANGES)}known: {', '.join(EXCHANGES)}"
-        )
-    if dispatch == "grouped" and exchange == "ragged":
-        raise md.ShapeError(
-            "exchange='ragged' sends filled slots, and dispatch='grouped' has none; leave out one of them"
-        )
-    if weigh not in WEIGHED:
-        raise md.ShapeError(f"unknown weigh {weigh!r}; {suggest(weigh, WEIGHED)}known: {', '.join(WEIGHED)}")
-    if activation not in ACTIVATIONS:
-        raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    _check(dispatch=dispatch, exchange=exchange, weigh=weigh, activation=activation)
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
     check_parts(parts, token, router, options)
@@ -134,33 +124,26 @@ def moe_layer(
             )  # fmt: skip
         matrices = _matrices(expert, inner, model_dim, gated, init, precision)
 
-        def computed(x: md.Tensor, part: RoutedPart) -> md.Tensor:
-            """The experts' results of some tokens, weighted."""
-            expert_names = {**{d.name: f"{expert.name}_{d.name}" for d in groups}, gate.name: expert.name}
-            if dispatch == "grouped":
-                md.rename(
-                    x, **{d.name: expert_names[d.name] for d in groups}
-                )  # a layout may name dims of slots here too
-                index, weights = choices(part.assignment)
-                return md.transpose(_grouped(x, index, weights, matrices, weigh, activation, precision), x.dims)
-            back = {new: old for old, new in expert_names.items()}
-            assignment, weights = unweighted(part.assignment) if weigh == "hidden" else (part.assignment, None)
-            dispatcher = dispatch_by(dispatch, assignment)
-            demand = k * assignment.tokens.size / (gate.size * slot.size)
-            share = min(1.0, demand) if isinstance(assignment.by, tuple) else 1.0
-
-            def mark_ragged(slots: md.Tensor) -> md.Tensor:
-                return md.ragged(slots, part.filled, slot, share) if exchange == "ragged" else slots
-
-            expert_inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, precision.compute))), **expert_names)
-            weights = None if weights is None else md.rename(weights, **expert_names)
-            y = _experts(md.prefer(expert_inputs, expert), weights, matrices, expert, activation, precision)
-            y = dispatcher.receive(mark_ragged(md.rename(md.prefer(y, expert), **back)))
-            return md.transpose(y, x.dims)
-
+        layer = _Layer(expert, slot, k, matrices, dispatch, exchange, weigh, activation, precision)
         tokens_of = cut(x, token, parts)
-        y = join([computed(one, part) for one, part in zip(tokens_of, routed, strict=True)], token)
+        y = join([layer(one, part) for one, part in zip(tokens_of, routed, strict=True)], token)
         return md.transpose(y, x.dims), loss
+
+
+def _check(*, dispatch: str, exchange: str, weigh: str, activation: str) -> None:
+    """Raise `ShapeError` for unknown names, and for those that exclude each other."""
+    if exchange not in EXCHANGES:
+        raise md.ShapeError(
+            f"unknown exchange {exchange!r}; {suggest(exchange, EXCHANGES)}known: {', '.join(EXCHANGES)}"
+        )
+    if dispatch == "grouped" and exchange == "ragged":
+        raise md.ShapeError(
+            "exchange='ragged' sends filled slots, and dispatch='grouped' has none; leave out one of them"
+        )
+    if weigh not in WEIGHED:
+        raise md.ShapeError(f"unknown weigh {weigh!r}; {suggest(weigh, WEIGHED)}known: {', '.join(WEIGHED)}")
+    if activation not in ACTIVATIONS:
+        raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
 
 
 def _logits(
@@ -195,57 +178,71 @@ def _matrices(
     }
 
 
-def _grouped(
-    x: md.Tensor,
-    index: md.Tensor,
-    weights: md.Tensor,
-    matrices: Mapping[str, md.Tensor],
-    weigh: str,
-    activation: str,
-    precision: Precision,
-) -> md.Tensor:
-    """The weighted sum of the experts that each token chose; `index` and `weights` are [groups, token, choice]."""
+@dataclass(frozen=True)
+class _Layer:
+    """The experts of a layer, and how tokens reach them: called with some tokens, it returns their weighted results."""
 
-    def product(y: md.Tensor, name: str) -> md.Tensor:
-        expert, gone, _ = matrices[name].dims
-        y = precision.grouped_dot(y, matrices[name], index, expert, gone)
-        return md.cast(md.prefer(y, *index.dims), precision.compute)
+    expert: md.Dim
+    slot: md.Dim
+    choices: int  # of each token
+    matrices: Mapping[str, md.Tensor]
+    dispatch: str
+    exchange: str
+    weigh: str
+    activation: str
+    precision: Precision
 
-    y = _feed_forward(x, product, "wi_gate" in matrices, activation, weights if weigh == "hidden" else None)
-    y = md.cast(y, precision.reduce)
-    y = y * md.cast(weights, y.dtype) if weigh == "output" else y
-    return md.cast(md.sum(y, index.dims[-1]), precision.compute)
+    def __call__(self, x: md.Tensor, part: RoutedPart) -> md.Tensor:
+        groups = [d for d in x.dims if d not in (part.assignment.tokens, self.matrices["wo"].dims[2])]
+        expert_names = {**{d.name: f"{self.expert.name}_{d.name}" for d in groups}, "gate": self.expert.name}
+        if self.dispatch == "grouped":
+            md.rename(x, **{d.name: expert_names[d.name] for d in groups})  # a layout may name dims of slots here too
+            return md.transpose(self._grouped(x, *choices(part.assignment)), x.dims)
+        back = {new: old for old, new in expert_names.items()}
+        assignment, weights = unweighted(part.assignment) if self.weigh == "hidden" else (part.assignment, None)
+        dispatcher = dispatch_by(self.dispatch, assignment)
+        demand = self.choices * assignment.tokens.size / (self.expert.size * self.slot.size)
+        share = min(1.0, demand) if isinstance(assignment.by, tuple) else 1.0
 
+        def mark_ragged(slots: md.Tensor) -> md.Tensor:
+            return md.ragged(slots, part.filled, self.slot, share) if self.exchange == "ragged" else slots
 
-def _experts(
-    x: md.Tensor,
-    weights: md.Tensor | None,
-    matrices: Mapping[str, md.Tensor],
-    experts: md.Dim,
-    activation: str,
-    precision: Precision,
-) -> md.Tensor:
-    """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""
+        inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, self.precision.compute))), **expert_names)
+        weights = None if weights is None else md.rename(weights, **expert_names)
+        y = self._experts(md.prefer(inputs, self.expert), weights)
+        y = dispatcher.receive(mark_ragged(md.rename(md.prefer(y, self.expert), **back)))
+        return md.transpose(y, x.dims)
 
-    def product(y: md.Tensor, name: str) -> md.Tensor:
-        _, gone, new = matrices[name].dims
-        outer = [d for d in y.dims if d != gone]
-        y = precision.einsum(y, matrices[name], out=[*outer, new])
-        return md.cast(md.prefer(y, experts, *outer), precision.compute)
+    def _grouped(self, x: md.Tensor, index: md.Tensor, weights: md.Tensor) -> md.Tensor:
+        """The weighted sum of the experts that each token chose; `index` and `weights` are [groups, token, choice]."""
 
-    return md.transpose(_feed_forward(x, product, "wi_gate" in matrices, activation, weights), x.dims)
+        def product(y: md.Tensor, name: str) -> md.Tensor:
+            expert, gone, _ = self.matrices[name].dims
+            y = self.precision.grouped_dot(y, self.matrices[name], index, expert, gone)
+            return md.cast(md.prefer(y, *index.dims), self.precision.compute)
 
+        y = self._feed_forward(x, product, weights if self.weigh == "hidden" else None)
+        y = md.cast(y, self.precision.reduce)
+        y = y * md.cast(weights, y.dtype) if self.weigh == "output" else y
+        return md.cast(md.sum(y, index.dims[-1]), self.precision.compute)
 
-def _feed_forward(
-    x: md.Tensor,
-    product: Callable[[md.Tensor, str], md.Tensor],
-    gated: bool,
-    activation: str,
-    weights: md.Tensor | None,
-) -> md.Tensor:
-    """`product(y, name)` multiplies y by each element's expert's matrix; `weights` multiply the hidden values."""
-    act = ACTIVATIONS[activation]
-    y = product(x, "wi")
-    y = act(product(x, "wi_gate")) * y if gated else act(y)
-    y = y if weights is None else y * md.cast(weights, y.dtype)
-    return product(y, "wo")
+    def _experts(self, x: md.Tensor, weights: md.Tensor | None) -> md.Tensor:
+        """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""
+
+        def product(y: md.Tensor, name: str) -> md.Tensor:
+            _, gone, new = self.matrices[name].dims
+            outer = [d for d in y.dims if d != gone]
+            y = self.precision.einsum(y, self.matrices[name], out=[*outer, new])
+            return md.cast(md.prefer(y, self.expert, *outer), self.precision.compute)
+
+        return md.transpose(self._feed_forward(x, product, weights), x.dims)
+
+    def _feed_forward(
+        self, x: md.Tensor, product: Callable[[md.Tensor, str], md.Tensor], weights: md.Tensor | None
+    ) -> md.Tensor:
+        """`product(y, name)` multiplies y by each element's expert's matrix; `weights` multiply the hidden values."""
+        act = ACTIVATIONS[self.activation]
+        y = product(x, "wi")
+        y = act(product(x, "wi_gate")) * y if "wi_gate" in self.matrices else act(y)
+        y = y if weights is None else y * md.cast(weights, y.dtype)
+        return product(y, "wo")

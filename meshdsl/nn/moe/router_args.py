@@ -56,11 +56,7 @@ def router_args(
         raise md.ShapeError(
             f"the router {name!r} needs gates [groups, token, expert]; only 'hash' and 'random' work without"
         )
-    if gates is None and not isinstance(experts, md.Dim) and ":" not in experts:
-        raise md.ShapeError(f"without gates the number of experts is unknown; pass experts=md.Dim({experts!r}, n)")
-    if gates is not None and not jnp.issubdtype(_tensor("gates", gates).dtype, jnp.floating):
-        raise md.ShapeError(f"gates must have a float dtype, got {gates.type}; cast them with md.cast")
-    expert = new_dim(experts, "experts") if gates is None else dim_of(gates, experts)
+    gates, expert = _gates(gates, experts)
     ids = _ids(name, resolved, expert) if by_id else None
     source = gates if gates is not None else ids
     assert source is not None
@@ -76,13 +72,22 @@ def router_args(
             "  route the whole batch at once, or use a router with one choice in token order: switch, hash, random, "
             "or top_k with k=1"
         )
-    if gates is not None:
-        gates = md.cast(gates, "float32") if gates.dtype.itemsize < 4 else gates
     real = None if nonpadding is None else md.cast(_check_dims("nonpadding", nonpadding, token_dims), "bool")
     coin = None if uniforms is None else _check_dims("uniforms", uniforms, token_dims)
     if used is not None:
         used = md.cast(_check_dims("used", used, (*(d for d in token_dims if d != token), expert)), "int32")
     return RouterArgs(name, resolved, token, expert, slot, gates, ids, coin, real, used)
+
+
+def _gates(gates: md.Tensor | None, experts: DimLike) -> tuple[md.Tensor | None, md.Dim]:
+    """The gates in at least float32, if there are any, and the dim of the experts."""
+    if gates is None:
+        if not isinstance(experts, md.Dim) and ":" not in experts:
+            raise md.ShapeError(f"without gates the number of experts is unknown; pass experts=md.Dim({experts!r}, n)")
+        return None, new_dim(experts, "experts")
+    if not jnp.issubdtype(_tensor("gates", gates).dtype, jnp.floating):
+        raise md.ShapeError(f"gates must have a float dtype, got {gates.type}; cast them with md.cast")
+    return md.cast(gates, "float32") if gates.dtype.itemsize < 4 else gates, dim_of(gates, experts)
 
 
 def passes_capacity(router: str, options: Mapping[str, Any]) -> bool:
