@@ -2,7 +2,8 @@
 
 Models have whole numbers, for which sums are exact, so results are equal bit for bit; models of smooth functions agree
 to 1e-12 in float64. Before its first micro-batch a stage computes with NaN, in place of the zeros of a real run. The
-programs run on the simulator, which fills padding with NaN; every eighth one runs on devices too.
+programs run on the simulator, which fills padding with NaN; every eighth one runs on devices too, and its StableHLO has
+the collectives that the program states, ticks counted.
 
     python -m tests.pipelines.law --cases 1000 --seed 1    # the last line is JSON
 """
@@ -25,6 +26,7 @@ import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
 from meshdsl.lowering.simulate import simulate
 from meshdsl.pipelines import ticks
+from tests.stablehlo import cost_law
 
 OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows")
 MESHES = ("", "data:2", "cols:2", "data:2 cols:2")
@@ -172,7 +174,8 @@ def judge(case: Case, devices: bool = False) -> str:
         pipe = compiled(case, step, args)
         program = pipe.program(*args)
         results = {"simulator": simulate(program, *arrays)}
-        if devices:
+        if devices:  # which run what the text says, and the program states its collectives
+            cost_law(program, pipe.lower(*args).as_text())
             results["devices"] = [np.asarray(x.array) for x in jax.tree.leaves(pipe(*args))]
     wanted = simulate(md.compile(step, "", "").program(*args), *arrays)
     for where, got in results.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -162,6 +164,27 @@ def test_values_in_the_hosts_memory_are_refused():
     plan = md.Plan("stages:2", "layer:stages", microbatches=2, remat="offload")
     with pytest.raises(md.LayoutError, match="in the host's memory"):
         md.compile(SMALL.train_step(), plan=plan).program(*SMALL.specs())
+
+
+def test_weights_of_a_pipeline_go_to_any_layout_and_back_and_generate_there(tmp_path: Path):
+    work = SMALL.replace(layers=5, batch=4)
+    params, state = work.init(md.random.key(0))
+    batch = {name: md.tensor(np.arange(16).reshape(4, 4) % 16, spec.dims) for name, spec in work.specs()[2].items()}
+    place = "stages:2", "layer:stages"
+    step = md.compile(work.train_step(), plan=md.Plan(*place, microbatches=2))
+    params, _, _ = step(params, state, batch)
+    with md.Checkpoints(tmp_path / "a") as first, md.Checkpoints(tmp_path / "b") as second:
+        first.save(1, params)
+        plain = first.restore(like=params, mesh=md.Mesh("rows:2"), layout=md.Layout("d_ff:rows")).tree
+        second.save(1, plain)
+        back = second.restore(like=params, mesh=md.Mesh(place[0]), layout=md.Layout(place[1])).tree
+    for name, x in params.items():
+        assert np.array_equal(x.numpy(), plain[name].numpy()) and np.array_equal(x.numpy(), back[name].numpy())
+    assert work.decoder is not None
+    decode = work.decoder(work.config, functools.partial(md.nn.decode.generate, tokens="token:3"))
+    prompt = md.tensor([[1, 2, 3]], "batch length")
+    tokens = [md.compile(decode, *to)(x, prompt).numpy() for to, x in (((*place,), back), (("", ""), plain))]
+    assert np.array_equal(*tokens)
 
 
 def test_no_weight_of_an_expert_leaves_its_stage():
