@@ -15,7 +15,9 @@ from functools import partial
 import meshdsl as md
 from meshdsl.models import causal, llama
 
-__all__ = ["Config", "LAYOUTS", "gpt2", "gpt2_large", "gpt2_medium", "gpt2_small", "gpt2_xl", "network"]
+__all__ = [
+    "Config", "LAYOUTS", "gpt2", "gpt2_large", "gpt2_medium", "gpt2_small", "gpt2_xl", "gpt3_175b", "network",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -102,3 +104,9 @@ gpt2_small = gpt2.replace(length=1024, positions=1024, vocab=50257, layers=12, d
 gpt2_medium = gpt2_small.replace(layers=24, d_model=1024, heads=16, d_ff=4096)
 gpt2_large = gpt2_small.replace(layers=36, d_model=1280, heads=20, d_ff=5120)
 gpt2_xl = gpt2_small.replace(layers=48, d_model=1600, heads=25, d_ff=6400)
+# Brown et al., 2020, table 2.1, with 3.2 million tokens a step; every layer sees all positions, and half of the
+# paper's layers only bands of them.
+gpt3_175b = gpt2.replace(
+    batch=1536, length=2048, positions=2048, vocab=50257, layers=96, d_model=12288, heads=96, d_ff=49152,
+    compute_dtype="bfloat16",
+)  # fmt: skip

@@ -19,7 +19,10 @@ import meshdsl as md
 from meshdsl.models import causal, rotary
 from meshdsl.models.rotary import Rotary
 
-__all__ = ["HUGGING_FACE", "LAYOUTS", "TENSORS", "Config", "llama", "llama2_7b", "llama31_8b", "llama32_1b", "network"]
+__all__ = [
+    "HUGGING_FACE", "LAYOUTS", "TENSORS", "Config", "llama", "llama2_7b", "llama31_8b", "llama32_1b", "llama3_8b",
+    "llama3_70b", "llama3_405b", "network",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -112,3 +115,7 @@ llama31_8b = llama.replace(
 llama32_1b = llama31_8b.replace(
     layers=16, d_model=2048, d_head=64, d_ff=8192, tied=True, rotary=Rotary(500000.0, 32.0, "llama3")
 )
+# As they were trained: bfloat16 products, float32 weights and sums (Grattafiori et al., 2024, tables 3 and 4).
+llama3_8b = llama31_8b.replace(batch=512, rotary=Rotary(500000.0), compute_dtype="bfloat16")
+llama3_70b = llama3_8b.replace(layers=80, d_model=8192, query_heads=64, d_ff=28672)
+llama3_405b = llama3_8b.replace(batch=2048, layers=126, d_model=16384, query_heads=128, d_ff=53248)

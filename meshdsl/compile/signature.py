@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..backend.typed import is_typed
-from ..errors import LayoutError, MeshdslError, ShapeError, TraceError
+from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, caller
 from ..ir import Graph, Type, Var, walk
 from ..layouts import Layout, Mesh
 from ..lowering import Program
@@ -157,7 +159,28 @@ class Stages:
         on_devices = isinstance(mesh, jax.sharding.Mesh)
         outs = self.results if on_devices else shardings(self.program.outs, mesh)
         function = self.emitted(mesh, target)
-        return jax.jit(function, in_shardings=tuple(ins), out_shardings=outs, donate_argnums=self.donated)
+        return jax.jit(function, in_shardings=tuple(ins), out_shardings=outs, donate_argnums=self.reused)
+
+    @cached_property
+    def reused(self) -> tuple[int, ...]:
+        """The donated inputs with a result of their stored shape and dtype, which JAX requires; warns of the others."""
+        stored = self.program.extents.global_shape
+        left = collections.Counter((stored(v.dims), v.dtype) for v in self.program.outs)
+        reused: list[int] = []
+        for i in self.donated:
+            v = self.program.ins[i]
+            if left[stored(v.dims), v.dtype]:
+                left[stored(v.dims), v.dtype] -= 1
+                reused.append(i)
+        if names := [self.program.ins[i].name for i in self.donated if i not in reused]:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            message = (
+                f"donated, and no result is left with the shape and dtype of {', '.join(names[:5])}{more}: nothing can "
+                "reuse the memory, and it is not overwritten"
+            )
+            where = caller()
+            warnings.warn_explicit(message, UserWarning, where.file, where.line)
+        return tuple(reused)
 
     def lower(self) -> Any:
         try:

@@ -16,7 +16,7 @@ from functools import cache
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-from .notebook import cell_of, rendered
+from .notebook import cell_of, print_uncaught, rendered
 
 __all__ = [
     "NOWHERE",
@@ -58,7 +58,7 @@ class MeshdslError(Exception):
     where: Where | None = None
     is_mistake = True  # False: no line of the user's caused it, and none is added
 
-    def _render_traceback_(self) -> list[str]:  # IPython prints this: the user's cells and the message
+    def _render_traceback_(self) -> list[str]:  # IPython and scripts print this: the user's lines and the message
         return rendered(self, _is_users)
 
 
@@ -272,7 +272,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? {listing}" if close else listing
 
 
-_real = cache(os.path.realpath)
+@cache
+def _real(file: str) -> str:
+    return os.path.realpath(file)
 
 
 def _relative(file: str) -> str:
@@ -284,3 +286,6 @@ def _relative(file: str) -> str:
     if not relative.startswith(os.pardir):
         return relative
     return file.removeprefix(os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep)
+
+
+print_uncaught(MeshdslError, lambda error: error._render_traceback_())

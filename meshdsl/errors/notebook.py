@@ -1,4 +1,4 @@
-"""Output in IPython and Jupyter: the cell of a line, and errors without the frames of this package.
+"""Errors in notebooks and scripts without the frames of this package, and the cell of a line.
 
 IPython is never imported here; its names are used only where a session of it runs.
 """
@@ -10,8 +10,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from types import TracebackType
+from typing import Any
 
-__all__ = ["cell_of", "rendered"]
+__all__ = ["cell_of", "print_uncaught", "rendered"]
 
 
 def cell_of(file: str) -> str | None:
@@ -23,7 +25,7 @@ def cell_of(file: str) -> str | None:
 
 
 def rendered(error: BaseException, is_users: Callable[[str], bool]) -> list[str]:
-    """The lines of a traceback, with the user's frames only. `MESHDSL_TRACEBACK=1` shows all frames.
+    """The lines of a traceback, with the user's frames only. `MESHDSL_TRACEBACK=full` shows all frames.
 
     >>> try:
     ...     raise ValueError("no dim 'bach' here")
@@ -43,3 +45,15 @@ def rendered(error: BaseException, is_users: Callable[[str], bool]) -> list[str]
         cell = cell_of(file)
         shown += [f"{f'Cell {cell}' if cell else file}, line {line}", f"      {linecache.getline(file, line).strip()}"]
     return [*shown, "", f"{type(error).__name__}: {error}"]
+
+
+def print_uncaught(known: type[BaseException], render: Callable[[Any], list[str]]) -> None:
+    """Print a script's uncaught errors of the type `known` by `render`; the hook that was there prints the others."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, known):
+            return before(kind, error, trace)
+        print("\n".join(line.rstrip("\n") for line in render(error)), file=sys.stderr)
+
+    sys.excepthook = hook

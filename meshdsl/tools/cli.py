@@ -1,7 +1,7 @@
 """The command `meshdsl`. Results go to stdout, progress and errors to stderr; with `--json`, results are JSON lines.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-75 stopped by SIGTERM and saved, 130 interrupted. Errors are printed without a traceback (`MESHDSL_TRACEBACK=1` shows
+75 stopped by SIGTERM and saved, 130 interrupted. Errors are printed without a traceback (`MESHDSL_TRACEBACK=full` shows
 it). JAX is imported only by commands that need it; `--help` works without.
 """
 

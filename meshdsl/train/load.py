@@ -1,4 +1,4 @@
-"""Loads workloads by name (`llama`, `transformer:lm`, `file.py:name`), config settings `key=value`, a layout.
+"""Loads workloads by name (`llama`, `llama3-70b`, `file.py:name`, `config.json`), settings `key=value`, a layout.
 
 Unknown names raise `UsageError` with the closest known name and the list of names. If the workload's file fails to run,
 the error shows the failing line of that file.
@@ -31,8 +31,11 @@ def load(text: str) -> md.Workload:
     """A workload by name; raises `UsageError`, with the names there are, if it is missing.
 
     `transformer:lm` is a workload of the module `meshdsl.models.transformer`, `llama` that of the same name as its
-    module, and `file.py:name` a workload of a file, which is run.
+    module, `llama3-70b` the workload `llama3_70b` of any module, and `file.py:name` a workload of a file, which is run.
+    `folder/config.json` is a Hugging Face model of a type that a module of `meshdsl.models` reads.
     """
+    if text.endswith(".json"):
+        return _configured_by(Path(text))
     file, colon, name = text.rpartition(":")
     source = file if colon else text
     if not source.endswith(".py"):
@@ -56,19 +59,36 @@ def load(text: str) -> md.Workload:
 
 
 def _bundled(text: str) -> md.Workload:
-    """A workload of `meshdsl.models`."""
-    file, _, name = text.partition(":")
+    """A workload of `meshdsl.models`. A name without its module, such as `llama3-70b`, is looked for in all of them."""
+    file, colon, name = text.replace("-", "_").partition(":")
     modules = [module.name for module in pkgutil.iter_modules(models.__path__)]
     if file in modules:
         found = _workloads(importlib.import_module(f"{models.__name__}.{file}"))
         if (name or file) in found:
             return found[name or file]
-    known = [
-        module if key == module else f"{module}:{key}"
+    found = {
+        f"{module}:{key}": workload
         for module in modules
-        for key in _workloads(importlib.import_module(f"{models.__name__}.{module}"))
-    ]
+        for key, workload in _workloads(importlib.import_module(f"{models.__name__}.{module}")).items()
+    }
+    named = {id(workload): workload for key, workload in found.items() if not colon and key.endswith(f":{file}")}
+    if len(named) == 1:
+        return next(iter(named.values()))
+    known = [key.partition(":")[0] if len({*key.split(":")}) == 1 else key for key in found]
     raise UsageError(f"no model {text!r}, and no file, which is written file.py:name{nearest(text, known)}")
+
+
+def _configured_by(path: Path) -> md.Workload:
+    """The model of a Hugging Face config.json, by its `model_type`; raises `CheckpointError` where it differs."""
+    from .weights.load import workload_of_config
+
+    _check_file(path)
+    readers: dict[str, md.Workload] = {}
+    for module in pkgutil.iter_modules(models.__path__):
+        for workload in _workloads(importlib.import_module(f"{models.__name__}.{module.name}")).values():
+            if workload.hugging_face is not None:
+                readers.setdefault(str(workload.hugging_face.fixed.get("model_type")), workload)
+    return workload_of_config(path, readers)
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:

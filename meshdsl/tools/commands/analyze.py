@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from .colours import painted
-from .common import command, out_file, print_json, workload_options, write
-from .costing import cost_options, exit_code, pictures_of, report_for
-from .plans import knob_options, workload_and_plan
+from .common import command, out_file, positive, print_json, workload_of, workload_options, write
+from .costing import assignment_of, cost_options, exit_code, machine_of, pictures_of, report_for
+from .plans import check_forward, knob_options, workload_and_plan
 
 __all__ = ["add"]
 
@@ -20,6 +20,9 @@ def add(commands: Any) -> None:
         commands, "analyze", run, "estimate the cost of a layout: memory, time, and every collective with its reason"
     )
     workload_options(parser)
+    parser.add_argument(
+        "--devices", type=positive, metavar="N", help="instead of a layout or a plan: the best plan of a search"
+    )
     cost_options(parser)
     knob_options(parser)
     parser.add_argument(
@@ -29,7 +32,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; returns 3 if the step does not fit in memory."""
-    workload, plan = workload_and_plan(options)
+    workload, plan = workload_and_plan(options) if options.devices is None else _searched(options)
     compiled, report = report_for(options, workload, plan)
     windows = compiled.overlap if plan.overlap.mode != "none" else None
     if options.html:
@@ -45,6 +48,32 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(painted(str(report) if windows is None else f"{report}\n\n{windows}", report.mesh.axes))
     return exit_code(report)
+
+
+def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The workload, and the best plan that a search of a minute finds for `--devices`."""
+    import meshdsl as md
+
+    from ...train import UsageError
+
+    check_forward(options)
+    given = {
+        "--layout": options.layout, "--mesh": options.mesh, "--plan": options.plan, "--remat": options.remat,
+        "--weight-update": options.weight_update, "--update-group": options.update_group,
+        "--regather": options.regather, "--microbatches": options.microbatches, "--overlap": options.overlap,
+        "--forward": options.forward,
+    }  # fmt: skip
+    if names := [name for name, value in given.items() if value]:
+        raise UsageError(
+            f"{', '.join(names)} has no effect with --devices, which searches for the plan\n"
+            "  leave one of the two out, or use meshdsl search, where options fix a part of the plan"
+        )
+    workload = workload_of(options)
+    result = md.search(
+        workload, devices=options.devices, machine=machine_of(options), limit=options.memory,
+        assignment=assignment_of(options), time_limit=60.0, patience=4.0,
+    )  # fmt: skip
+    return workload, result.plan
 
 
 def _reports_of(options: argparse.Namespace, workload: Any, plan: Any, report: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Runs a command, and turns whatever it raises into a message on stderr and an exit code. No traceback is printed.
 
 A model file runs the user's code, which may raise anything, also `SystemExit`: these are failures of the file, and
-the message shows its line. Set `MESHDSL_TRACEBACK=1` to see the traceback as well.
+the message shows its line. Set `MESHDSL_TRACEBACK=full` to see the traceback as well.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _explained(error: BaseException, workload: str | None) -> MeshdslError:
     frames = traceback.extract_tb(error.__traceback__)
     location = f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return InternalError(
-        f"{name}: {text}{location}\n  this is a bug in meshdsl; please report it. MESHDSL_TRACEBACK=1 shows more"
+        f"{name}: {text}{location}\n  this is a bug in meshdsl; please report it. MESHDSL_TRACEBACK=full shows more"
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...errors import MeshdslError, raised
+from ...errors import MeshdslError, ShapeError, raised
 from . import devices
 from .common import (
     ILLEGAL_LAYOUT,
@@ -263,8 +263,13 @@ def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
     import meshdsl as md
 
     from ...train import Keeping, UsageError
+    from ...train.checkpoint.arguments import check_no_url
 
     chosen = settings.checkpoints
+    try:
+        check_no_url(chosen.directory)
+    except ShapeError as error:
+        raise UsageError(f"--checkpoints: {error}") from None
     if Path(chosen.directory).exists() and not Path(chosen.directory).is_dir():
         raise UsageError(f"--checkpoints must be a directory, and {chosen.directory} is a file")
     checkpoints = md.Checkpoints(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from .manifest import STEP_LIMIT
 
-__all__ = ["check_options", "check_step", "parse_target", "warn"]
+__all__ = ["check_no_url", "check_options", "check_step", "parse_target", "warn"]
 
 
 def check_options(directory: Any, keep: Any, chunk_bytes: Any, report: Any, seconds: Any) -> None:
@@ -26,6 +27,16 @@ def check_options(directory: Any, keep: Any, chunk_bytes: Any, report: Any, seco
         raise ShapeError(f"report must be a function of one text, got {report!r}")
     if not isinstance(directory, str | Path) or "\0" in str(directory):
         raise ShapeError(f"directory must be a path, got {directory!r}")
+    check_no_url(directory)
+
+
+def check_no_url(directory: str | Path) -> None:
+    """Raises `ShapeError` for the URL of an object store, which a file system would take for a folder `gs:`."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):
+        raise ShapeError(
+            f"directory is the URL {str(directory)!r}; checkpoints are files of a directory\n"
+            "  mount the bucket as a directory (gcsfuse, mountpoint-s3), or write to a disk and copy what is complete"
+        )
 
 
 def _is_count(value: Any) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 from ...dims import DimsLike
 from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
 from ...trace import Tensor, tensor
-from .arguments import check_step
+from .arguments import check_no_url, check_step
 from .manifest import StoredTensor
 from .read import StepReader, open_step
 from .store import Checkpoints
@@ -130,6 +130,7 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, 
             if empty := [path for path, values in arrays.items() if not values.size]:
                 raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
             nested, metadata = _nested(arrays), _metadata(reader, arrays, prefix)
+        check_no_url(directory)
         path = Path(directory).absolute()
         if path.exists() or not path.parent.is_dir():
             reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
@@ -159,6 +160,7 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     library = _extra("orbax.checkpoint", "orbax")
 
     def read() -> tuple[dict[str, np.ndarray], Any]:
+        check_no_url(directory)
         path = Path(directory).absolute()
         with library.StandardCheckpointer() as orbax:
             leaves = jax.tree_util.tree_flatten_with_path(orbax.restore(path))[0]

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import MeshdslError, SaveError, ShapeError, at, caller
 from ...trace import Tensor
 from ..checkpoint import processes
+from ..checkpoint.arguments import check_no_url
 from .files import DTYPES, INDEX, SINGLE, header_of, write_header
 from .load import hugging_face_of, rules_of
 from .table import Rule
@@ -43,6 +44,7 @@ def export_hugging_face(
     if the directory has files or cannot be written.
     """
     try:
+        check_no_url(directory)
         table, folder = hugging_face_of(workload), Path(directory)
         rules = rules_of(workload, table)
         _check(params, rules, workload.name)

@@ -1,0 +1,60 @@
+"""Models by name and by a Hugging Face config.json, and the plan that `analyze --devices` finds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from meshdsl.train import load
+
+from .running import here
+
+CONFIG = Path(__file__).parent.parent / "models" / "references" / "llama3" / "config.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama3-8b", 8.03e9), ("llama3-70b", 70.55e9), ("llama3-405b", 405.85e9), ("mixtral-8x7b", 46.70e9),
+        ("mixtral-8x22b", 140.63e9), ("gpt3-175b", 174.60e9), ("llama2-7b", 6.74e9), ("gpt2-xl", 1.558e9),
+    ],
+)  # fmt: skip
+def test_a_named_model_has_the_published_number_of_parameters(name: str, published: float):
+    workload = load(name)
+    specs = workload.model(workload.config).specs(workload.inputs(workload.config))
+    assert sum(math.prod(d.size for d in spec.dims) for spec in specs.values()) == pytest.approx(published, rel=1e-3)
+
+
+def test_a_config_json_is_a_model(tmp_path: Path):
+    run = here("list", str(CONFIG), "--json")
+    assert run.code == 0 and json.loads(run.out)["workload"] == "llama"
+    assert load(str(CONFIG)).config.d_head == 8
+    values = json.loads(CONFIG.read_text())
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values | {"model_type": "other"}))
+    run = here("list", str(file))
+    assert run.code == 4 and "'other'" in run.err and "llama, mamba" in run.err
+    file.write_text(json.dumps(values | {"hidden_act": "relu", "surprise": 3}))
+    run = here("list", str(file))
+    assert run.code == 4 and "only 'silu'" in run.err and "surprise" in run.err
+
+
+def test_a_model_that_is_not_there_gets_the_list():
+    run = here("list", "lama3-70b")
+    assert run.code == 2 and "did you mean 'llama:llama3_70b'?" in run.err
+
+
+def test_analyze_finds_a_plan_for_a_number_of_devices():
+    run = here("analyze", "mlp", "--devices", "4", "--machine", "h100", "--json")
+    assert run.code == 0 and math.prod(json.loads(run.out)["mesh"].values()) == 4
+    run = here("analyze", "mlp", "--devices", "4", "--layout", "data")
+    assert run.code == 2 and "--layout has no effect with --devices" in run.err
+
+
+def test_checkpoints_at_a_url_are_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run = here("train", "mlp", "--steps", "1", "--checkpoints", "gs://bucket/run")
+    assert run.code == 2 and "'gs://bucket/run'" in run.err and not list(tmp_path.iterdir())
