@@ -120,7 +120,9 @@ def _draw_overlap(rng: random.Random, loops: bool, exchanges: bool) -> dict[str,
     if rng.random() < 0.4:
         return {}
     rare = [*(() if loops else ("skew",)), *(() if exchanges else ("dw", "lancet"))]
-    options: dict[str, Any] = {"mode": rng.choice([m for m in MODES[1:] if m not in rare or rng.random() < 0.1])}
+    apt = [m for m in ("skew", "dw", "lancet") if m not in rare]  # as often as the modes that fit every model
+    modes = [m for m in MODES[1:] if m not in rare or rng.random() < 0.1]
+    options: dict[str, Any] = {"mode": rng.choice(apt if apt and rng.random() < 0.6 else modes)}
     if options["mode"] in ("halves", "auto") and rng.random() < 0.3:
         options["parts"] = rng.choice([2, 3])
     if options["mode"] in ("halves", "lancet") and rng.random() < 0.4:
