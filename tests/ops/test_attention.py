@@ -137,6 +137,16 @@ def test_keys_that_no_query_sees_are_not_read() -> None:
     assert np.isfinite(out[:4]).all() and np.isnan(out[4:]).all()
 
 
+@pytest.mark.parametrize("options", [{"method": "plain"}, {}, {"window": 2}])
+def test_floats_of_eight_bits_are_those_of_float32_rounded(options: dict[str, Any]) -> None:
+    q, k, v = (md.cast(md.sin(md.cast(md.iota("n:24"), "float32") * (i + 1)), "float8_e5m2") for i in range(3))
+    q, k, v = md.reshape(q, "length:6 head:4"), *(md.reshape(x, "memory:6 head:4") for x in (k, v))
+    got = md.attention(q, k, v, **options)
+    wanted = md.attention(*(md.cast(x, "float32") for x in (q, k, v)), **options)
+    assert got.dtype == q.dtype
+    np.testing.assert_allclose(md.cast(got, "float32").numpy(), wanted.numpy(), rtol=0.25, atol=0.05)
+
+
 def test_a_narrow_dtype_is_summed_in_float32() -> None:
     """The error of 300 bfloat16 values of weight 1/300 is that of one rounding."""
     ones = md.tensor(np.ones((300, 4)), "memory head")

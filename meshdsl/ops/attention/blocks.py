@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ...backend import Block, Local
@@ -60,7 +59,8 @@ class Names:
 
 def wide_dtype(dtype: Any) -> np.dtype:
     """The dtype of scores, and of sums over keys."""
-    return np.dtype(jnp.promote_types(dtype, np.float32))
+    wide = np.dtype(np.float32)  # JAX promotes no 8-bit floats
+    return np.dtype(dtype) if np.dtype(dtype).itemsize > wide.itemsize else wide
 
 
 def value_dim(k: Shape, v: Shape, how: Names) -> Dim:
