@@ -35,6 +35,7 @@ class Because(Enum):
     WEIGHT_AGAIN = "{tensor} is gathered again"
     WEIGHT_OUT_OF_LOOP = "{tensor} leaves the loop"
     COUNTS = "{first}, the counts"  # sent before a ragged exchange; `parts` holds its cause
+    ANNOTATED = "{what}"  # `what`: dims, axes and the line of the `md.shard` that decided
     TOGETHER = "{amounts[0]} {what} together: {first}{more}"  # `what`: "tensors" or "numbers"; `parts`: their causes
 
 

@@ -144,7 +144,7 @@ class Eqn:
     params: Params
     where: Where
     backward: bool  # created by differentiation
-    cause: Cause  # set on collectives
+    cause: Cause  # set on collectives, and where an `md.shard` decided
     control: Control | None = field(init=False, repr=False)  # the loop, branch or call, if the equation is one
 
     def __init__(

@@ -76,10 +76,16 @@ class Program(Graph):
         return f"{var.dtype.name}[{' '.join(dims)}]{pending}"
 
     def note(self, eqn: Eqn) -> str:
-        """The text printed beside a collective: its bytes and its cause; beside an attention: why it is not fused."""
+        """The text printed beside an equation.
+
+        Beside a collective: its bytes and its cause; beside an attention: why it is not fused; beside an operation
+        whose sharding an `md.shard` decided: that annotation.
+        """
         if not eqn.sends:
             kernel = eqn.params.get("kernel")  # of an attention; a convolution's is its kernel dims
-            return kernel.reason if isinstance(kernel, AttentionKernel) else ""
+            return "  ".join(
+                filter(None, (kernel.reason if isinstance(kernel, AttentionKernel) else "", str(eqn.cause)))
+            )
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
 

@@ -8,16 +8,27 @@ Where an operand already decides about the dim, or uses the axes, it wins.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ...ir import Graph, Labels, Var
+from ...errors import Where
+from ...ir import Because, Cause, Eqn, Graph, Labels, Var
 from ...layouts.sharding import Axes
 from ...ops.placement import SHARD
 from ..labels import labels_of
 from .choose import Claims
 
-__all__ = ["annotated_splits", "claim_annotated"]
+__all__ = ["Annotation", "annotated_splits", "claim_annotated", "with_annotations"]
 
-Split = dict[str, Axes]
+
+@dataclass(frozen=True)
+class Annotation:
+    """The axes that an `md.shard` asks for, and its line."""
+
+    axes: Axes
+    where: Where = field(compare=False)
+
+
+Split = dict[str, Annotation]  # by dim
 
 
 def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split]:
@@ -26,7 +37,7 @@ def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split
     >>> import meshdsl as md
     >>> f = lambda x, w: md.shard(md.einsum(md.relu(x), w, out="n k"), {"n": "a"})
     >>> graph = md.compile(f, "a:4", "").graph(md.spec("n:64 m:32"), md.spec("m:32 k:16"))
-    >>> list(annotated_splits(graph, {}).values())
+    >>> [{d: asked.axes for d, asked in split.items()} for split in annotated_splits(graph, {}).values()]
     [{'n': ('a',)}, {'n': ('a',)}, {'n': ('a',)}]
     """
     asked: dict[Var, Split] = dict.fromkeys(graph.outs, Split())
@@ -37,12 +48,13 @@ def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split
 
     def ask(v: Var, split: Split) -> None:
         ruled = {axis for d in v.dims for axis in rules.get(d.name, ())}
-        split = {d: axes for d, axes in split.items() if d not in rules and ruled.isdisjoint(axes)}
+        split = {d: by for d, by in split.items() if d not in rules and ruled.isdisjoint(by.axes)}
         asked[v] = split if asked.get(v, split) == split else {}
 
     for eqn in reversed(graph.eqns):
         if eqn.op is SHARD:
-            ask(eqn.ins[0], {d: tuple(axes) for d, axes in dict(eqn.params["split"]).items() if axes})
+            split = dict(eqn.params["split"]).items()
+            ask(eqn.ins[0], {d: Annotation(tuple(axes), eqn.where) for d, axes in split if axes})
             continue
         wanted = asked.get(eqn.outs[0], {}) if eqn.control is None and len(eqn.outs) == 1 else {}
         if not wanted:
@@ -50,17 +62,27 @@ def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split
                 ask(v, {})
             continue
         labels = labels_of(eqn)
-        axes_of = {label: wanted[d] for d, label in labels.outs[0].items() if label is not None and d in wanted}
+        asked_of = {label: wanted[d] for d, label in labels.outs[0].items() if label is not None and d in wanted}
         for v, names in zip(eqn.ins, labels.ins, strict=True):
-            ask(v, {d: axes_of[label] for d, label in names.items() if label in axes_of})
+            ask(v, {d: asked_of[label] for d, label in names.items() if label in asked_of})
     return found | {v: split for v, split in asked.items() if split}
 
 
 def claim_annotated(claims: Claims, outs: tuple[Var, ...], labels: Labels, asked: Mapping[Var, Split]) -> None:
     """Claim the axes that annotations ask for, where no operand decides."""
     for v, names in zip(outs, labels.outs, strict=True):
-        for d, axes in asked.get(v, {}).items():
+        for d, by in asked.get(v, {}).items():
             label = names[d]
             used = {axis for options in claims.options.values() for cut in options for axis in cut}
-            if label is not None and not claims.options.get(label) and used.isdisjoint(axes):
-                claims.add(label, axes)
+            if label is not None and not claims.options.get(label) and used.isdisjoint(by.axes):
+                claims.add(label, by.axes)
+                claims.annotations[label] = by
+
+
+def with_annotations(eqns: list[Eqn], start: int, first: Var, asked: Mapping[str, Annotation]) -> None:
+    """Note beside the equation that computes `first`, after `start`, which annotations decided about which dims."""
+    words = [f"{d} over {','.join(by.axes)} by md.shard at {by.where}" for d, by in asked.items()]
+    for k in range(start, len(eqns)) if words else ():
+        if first in eqns[k].outs and not eqns[k].sends:
+            cause = Cause(Because.ANNOTATED, dims=tuple(asked), what=" and ".join(words))
+            eqns[k] = eqns[k].replace(cause=cause)

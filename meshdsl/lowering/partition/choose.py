@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from ...layouts.sharding import Axes
 
@@ -30,6 +31,7 @@ class Claims:
 
     def __init__(self) -> None:
         self.options: dict[str, list[Axes]] = {}
+        self.annotations: dict[str, Any] = {}  # the `md.shard` that asks, by label, if nothing else does
 
     def add(self, label: str, axes: Axes) -> None:
         """Request axes for a label."""
@@ -40,6 +42,7 @@ class Claims:
     def without(self, taken: frozenset[str]) -> Claims:
         """The same claims without the axes in `taken`."""
         left = Claims()
+        left.annotations = self.annotations
         for label, options in self.options.items():
             left.options[label] = []
             for axes in options:

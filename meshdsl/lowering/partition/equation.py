@@ -24,6 +24,7 @@ from ...trace import FULL, number
 from ..blocks import ON_FIRST
 from ..labels import apply, labels_of, vanishing
 from . import placement_ops as views
+from .annotations import Annotation, with_annotations
 from .attention import lower_attention
 from .choose import Claims, choose
 from .claims import claims_of, region_blocks, settle_conflicts
@@ -142,6 +143,7 @@ class _Choice:
     expansion: Expansion | None  # its lowering along split dims, if it has one
     expanded: bool  # whether this assignment needs it
     moves: IndexMap | None
+    annotations: Mapping[str, Annotation]  # those that decided, by dim of the first result
     free: bool  # whether every device computes the operands itself, so that no sharding of them costs anything
 
     def operands(self) -> Iterator[tuple[int, Var, Mapping[str, str | None]]]:
@@ -153,15 +155,17 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     choice = _choose(scope, eqn)
     eqn = choice.eqn
     ins = [_operand(scope, choice, *operand) for operand in choice.operands()]
-    outs = _results(scope, choice)
+    outs, start = _results(scope, choice), len(scope.eqns)
     if choice.expansion is not None and choice.expanded:
         choice.expansion.build(scope, eqn, ins, choice.assigned, outs)
+        with_annotations(scope.eqns, start, outs[0], choice.annotations)
         return
     moves = choice.moves
     if moves is not None and choice.assigned.get(moves.out.name):
         lower_index_map(scope, eqn, ins, moves, choice.assigned[moves.out.name], outs[0])
     else:
         scope.eqns.append(eqn.replace(ins=tuple(ins), outs=tuple(outs)))
+    with_annotations(scope.eqns, start, outs[0], choice.annotations)
     for v, names in zip(eqn.outs, choice.labels.outs, strict=True):
         if (None in names.values() or choice.free) and not scope.default_sharding[v].partial:
             scope.shard_free_dims(v, eqn)  # every device has the complete value and takes its part
@@ -189,7 +193,9 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
-    return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, free)
+    asked = {d: claims.annotations.get(label or "") for d, label in labels.outs[0].items()}
+    decided = {d: by for d, by in asked.items() if by is not None and assigned.get(labels.outs[0][d] or "") == by.axes}
+    return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, decided, free)
 
 
 def _wanted(

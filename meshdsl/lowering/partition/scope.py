@@ -19,6 +19,7 @@ from ...layouts.sharding import Axes
 from ...ops.masking import MASK, identity
 from ...trace import FULL
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
+from .annotations import Annotation
 from .demand import Demand
 from .planner import cost, plan
 
@@ -47,7 +48,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
     whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
-    annotations: Mapping[Var, dict[str, Axes]] = field(default_factory=dict[Var, dict[str, Axes]])
+    annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
 

@@ -60,3 +60,20 @@ def test_results_are_those_without_annotations(f: Callable[..., Any], layout: st
     step, plain = md.compile(f, "a:2 b:2", layout), md.compile(f, "a:1 b:1", "")
     for got, want in zip(md.simulate(step.program(*xs), *xs), md.simulate(plain.program(*xs), *xs), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def noted(f: Callable[..., Any], layout: str) -> dict[str, str]:
+    program = md.compile(f, "a:2 b:2", layout).program(X, W)
+    return {str(eqn.op): program.note(eqn) for eqn in program.eqns if str(eqn.op) in ("relu", "einsum", "exp")}
+
+
+def test_a_program_says_which_annotation_decided() -> None:
+    line = product.__code__.co_firstlineno + 1
+    found = noted(product, "")
+    assert found["relu"].startswith("n over a by md.shard at ") and found["relu"].endswith(
+        f"{__name__.split('.')[-1]}.py:{line}"
+    )
+    assert (found["einsum"], found["exp"]) == ("", "")  # their operands decide
+    assert found["relu"] in str(md.compile(product, "a:2 b:2", "").program(X, W))
+    assert noted(product, "n:b") == {"relu": "", "einsum": "", "exp": ""}  # the layout decides
+    assert noted(product, "m:a")["exp"] == found["relu"]
