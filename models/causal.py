@@ -110,6 +110,7 @@ class Attention:
     window: int | None = None
     causal: bool = True
     scale: float | None = None  # of the scores; None: 1 / sqrt(head)
+    eps: float | None = None  # of RMS norms of each query and key, before their rotation; None: no norms
     length: str = "length"
     name: str = "attention"
 
@@ -126,12 +127,12 @@ class Attention:
 
     def queries(self, x: md.Tensor, position: md.Tensor | int = 0) -> md.Tensor:
         """Queries for each position of x, [..., heads, group, head] or [..., heads, head]."""
-        return self._rotated(self._projected(x, "q", self._query_dims), position)
+        return self._rotated(self._normed(self._projected(x, "q", self._query_dims), "norm_q"), position)
 
     def keys(self, x: md.Tensor, position: md.Tensor | int = 0) -> Cache:
         """Keys "k" and values "v" for each position of x, [..., heads, head]."""
         k, v = (self._projected(x, kind, [self.heads, self.head]) for kind in ("k", "v"))
-        return {"k": self._rotated(k, position), "v": v}
+        return {"k": self._rotated(self._normed(k, "norm_k"), position), "v": v}
 
     def attend(self, q: md.Tensor, kept: Cache, **options: Any) -> md.Tensor:
         """The layer's result for these queries, keys and values; the options are those of `md.attention`."""
@@ -148,6 +149,12 @@ class Attention:
     def _projected(self, x: md.Tensor, kind: str, into: Sequence[md.Dim]) -> md.Tensor:
         with md.scope(self.name):
             return linear(x, f"w{kind}", [self.model], into, self.precision, f"b{kind}" if self.biases else None)
+
+    def _normed(self, y: md.Tensor, name: str) -> md.Tensor:
+        if self.eps is None:
+            return y
+        with md.scope(self.name):
+            return md.nn.rms_norm(y, over=self.head, eps=self.eps, name=name, precision=self.precision)
 
     def _rotated(self, y: md.Tensor, position: md.Tensor | int) -> md.Tensor:
         if self.speeds is None:

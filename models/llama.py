@@ -34,6 +34,7 @@ class Config(causal.Config):
     d_head: int = 16
     rotary: Rotary = Rotary()  # noqa: RUF009 - a frozen value
     tied: bool = False  # the output layer uses the embedding table
+    norms: bool = False  # RMS norms of queries and keys, as in models/qwen3.py
 
 
 _MODEL = "vocab:cols; d_ff:cols; heads:cols"
@@ -53,7 +54,8 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     """The network of models/causal.py, and its empty cache."""
     (_, wide, heads, d_ff, _), precision = config.dims(), config.precision
     head, group = md.Dim("head", config.d_head), md.Dim("group", config.query_heads // config.heads)
-    attention = causal.Attention(wide, heads, head, precision, group, speeds=config.rotary.speeds(head))
+    speeds, eps = config.rotary.speeds(head), config.eps if config.norms else None
+    attention = causal.Attention(wide, heads, head, precision, group, speeds=speeds, eps=eps)
     norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
     def feed_forward(x: md.Tensor) -> md.Tensor:

@@ -52,6 +52,7 @@ MODELS = {
         transformers.LlamaForCausalLM,
         LLAMA | {"head_dim": 8, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
     ),
+    "qwen3": (transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 4}),
     "gpt2": (
         transformers.GPT2LMHeadModel,
         {"vocab_size": 29, "n_layer": 2, "n_embd": 12, "n_head": 3, "n_positions": 16},
