@@ -4,12 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 import meshdsl as md
 
 __all__ = ["Schedule", "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine"]
 
 Schedule = Callable[[md.Tensor], md.Tensor]
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A schedule with the call that made it, by which it is pickled and copied."""
+
+    rate: Schedule
+    call: Callable[[], Schedule]
+
+    def __call__(self, step: md.Tensor) -> md.Tensor:
+        return self.rate(step)
+
+    def __reduce__(self) -> Any:
+        return self.call, ()
+
+
+def _recorded(make: Callable[P, Schedule]) -> Callable[P, Schedule]:
+    """The same function; its schedules can be pickled."""
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Schedule:
+        return _Made(make(*args, **kwargs), partial(call, *args, **kwargs))
+
+    return call
 
 
 def _check_steps(name: str, steps: int) -> None:
@@ -17,6 +45,7 @@ def _check_steps(name: str, steps: int) -> None:
         raise md.ShapeError(f"md.optim.{name} takes at least 1 step, got {steps}")
 
 
+@_recorded
 def constant(value: float) -> Schedule:
     """The same rate at every step.
 
@@ -27,6 +56,7 @@ def constant(value: float) -> Schedule:
     return lambda step: md.cast(value, "float32")
 
 
+@_recorded
 def linear(start: float, end: float, steps: int) -> Schedule:
     """Linear from `start` to `end` over `steps` updates, then constant.
 
@@ -38,6 +68,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return lambda step: start + (end - start) * md.minimum(md.cast(step, "float32") / steps, 1.0)
 
 
+@_recorded
 def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, start: float = 0.0) -> Schedule:
     """Linear from `start` to `peak` over `warmup_steps`, then a half cosine down to `end` at step `steps`.
 
@@ -64,6 +95,7 @@ def warmup_cosine(peak: float, warmup_steps: int, steps: int, end: float = 0.0, 
     return rate
 
 
+@_recorded
 def rsqrt(peak: float, warmup_steps: int) -> Schedule:
     """Linear to `peak` over `warmup_steps`, then proportional to 1 / sqrt(step).
 
@@ -84,6 +116,7 @@ def rsqrt(peak: float, warmup_steps: int) -> Schedule:
     return rate
 
 
+@_recorded
 def inverse_sqrt(scale: float, hold: int) -> Schedule:
     """scale / sqrt(max(t, hold)), with t = 1 at the first update: constant for `hold` updates, then decreasing.
 

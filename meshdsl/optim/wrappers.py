@@ -16,6 +16,16 @@ from .per_tensor import Chosen, path_of
 __all__ = ["with_accumulation", "with_average", "with_frozen"]
 
 
+def _joined(name: str, state: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer with that of its wrapper; raises `ShapeError` if both have an entry of one name."""
+    if both := sorted(state.keys() & more.keys()):
+        raise md.ShapeError(
+            f"md.optim.{name}: the state of the optimizer inside already has {', '.join(map(repr, both))}\n"
+            f"  its entries are {', '.join(state)}; wrap an optimizer in md.optim.{name} once"
+        )
+    return {**state, **more}
+
+
 @recorded
 def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
     """An optimizer that leaves the parameters unchanged for which `frozen(path)` is true.
@@ -70,7 +80,7 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
 
     def init(params: Any) -> dict[str, Any]:
         average = jax.tree.map(copy.deepcopy, jax.tree.map(wide, params))  # a step may donate both
-        return {**optimizer.init(params), "average": average}
+        return _joined("with_average", optimizer.init(params), {"average": average})
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
@@ -105,7 +115,7 @@ def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
 
     def init(params: Any) -> dict[str, Any]:
         total = jax.tree.map(lambda p: md.zeros(p.dims, p.dtype), params)
-        return {**optimizer.init(params), "part": zero(), "total": total}
+        return _joined("with_accumulation", optimizer.init(params), {"part": zero(), "total": total})
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)

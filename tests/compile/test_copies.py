@@ -80,6 +80,18 @@ def test_copies_of_optimizers_update_alike(way: str) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_copies_of_schedules_are_the_same_rates(way: str) -> None:
+    o = md.optim
+    schedules = [o.constant(0.1), o.linear(1, 0, 9), o.warmup_cosine(1.0, 2, 9), o.rsqrt(1.0, 3), o.inverse_sqrt(1, 4)]
+    for schedule in schedules:
+        again = WAYS[way](o.adam(schedule)), WAYS[way](schedule)
+        assert again[1](md.tensor(5)).item() == schedule(md.tensor(5)).item()
+        params = {"w": PARAMS["w"]}
+        pair = [each.update(params, each.init(params), params)[0]["w"] for each in (again[0], o.adam(schedule))]
+        assert np.array_equal(*pair)
+
+
 def test_names_of_spread_arguments() -> None:
     def f(params: md.Tensor, *batch: md.Tensor, scale: float = 1.0) -> md.Tensor:
         return md.sum(params) + md.sum(batch[0]) + md.sum(batch[1]) * scale

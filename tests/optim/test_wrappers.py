@@ -97,3 +97,9 @@ def test_mistakes() -> None:
     ]:
         with pytest.raises(md.ShapeError, match=text):
             wrong()
+
+
+@pytest.mark.parametrize("wrap", [md.optim.with_average, lambda optimizer: md.optim.with_accumulation(optimizer, 2)])
+def test_a_wrapper_of_the_same_wrapper_is_refused(wrap: Any) -> None:
+    with pytest.raises(md.ShapeError, match=r"the optimizer inside already has '(average|part)'"):
+        wrap(wrap(md.optim.sgd(0.1))).init({"w": md.tensor([1.0], "a")})
