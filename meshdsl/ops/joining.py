@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from builtins import slice as builtin_slice
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,21 @@ def concat(xs: Sequence[Any], over: DimLike) -> Tensor:
         for x in xs:
             find(name, x.dims)
             _check_same("concat", xs[0], x, name)
+        _check_size(over, [find(name, x.dims).size for x in xs])
         parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
         return parts
 
     parts = located(resolve)
     return bind1(_CONCAT, *parts, name=name)
+
+
+def _check_size(over: DimLike, sizes: Sequence[int]) -> None:
+    """Raise `ShapeError` if the dim is given with a size that neither a part nor the result has."""
+    for n in sizes:
+        with suppress(ShapeError):
+            of_size(over, n, "")
+            return
+    of_size(over, sum(sizes), f"md.concat of sizes {', '.join(map(str, sizes))} makes a dim of size {sum(sizes)}")
 
 
 def _concat_type(*xs: Type, name: str) -> Type:

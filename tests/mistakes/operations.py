@@ -84,6 +84,7 @@ ROWS = [
     (lambda: md.concat([X, V], "batch"), "md.concat of tensors with different dims: [batch=2 io=3] and"),
     (lambda: md.concat([], "batch"), "md.concat needs at least one tensor"),
     (lambda: md.concat([X, md.ones("batch:2 io:4")], "batch"), "md.concat of tensors with different dims: [batch=2"),
+    (lambda: md.concat([X, X], "batch:9"), "md.concat of sizes 2, 2 makes a dim of size 4; got 'batch:9'"),
     (lambda: md.concat([X, X], "hidden"), "no dim 'hidden' here; there are: batch, io"),
     (lambda: md.stack([X, V], "n"), "md.stack of tensors with different dims: [batch=2 io=3] and"),
     (lambda: md.stack([X, X], "io"), "a tensor cannot have the dim 'io' twice (sizes 2 and 3)"),
