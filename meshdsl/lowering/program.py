@@ -17,7 +17,7 @@ from ..backend.attention import AttentionKernel
 from ..errors import Where
 from ..errors.markup import page_part
 from ..errors.units import show_bytes
-from ..ir import Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
+from ..ir import Because, Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
 from .asynchrony import Start
@@ -83,9 +83,8 @@ class Program(Graph):
         """
         if not eqn.sends:
             kernel = eqn.params.get("kernel")  # of an attention; a convolution's is its kernel dims
-            return "  ".join(
-                filter(None, (kernel.reason if isinstance(kernel, AttentionKernel) else "", str(eqn.cause)))
-            )
+            reason = kernel.reason if isinstance(kernel, AttentionKernel) else ""
+            return str(eqn.cause) if eqn.cause.kind is Because.ANNOTATED else reason
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
 

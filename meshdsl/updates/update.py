@@ -47,7 +47,7 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
 
     The result has the same type and the same path, apart from the first name (the argument's or the result's). If
     several results match, the one in the argument's position is used. Arguments that are single tensors are matched to
-    single results of the same type, in order.
+    the single result of their name, else to those left of the same type, in order.
     """
     results = list(zip(placed.results, placed.graph.outs, strict=True))
     arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
@@ -61,8 +61,10 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
         by_path = [candidates[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in candidates]
         if tail and (by_path or len(candidates) == 1):
             matches[v] = (by_path or list(candidates.values()))[0]
-    single = [out for path, out in results if "/" not in path and out not in matches.values()]
-    for v in inputs:
+    named = {path: out for path, out in results if "/" not in path}
+    matches |= {v: named[v.name] for v in inputs if v.name in named and named[v.name].type == v.type}
+    single = [out for out in named.values() if out not in matches.values()]
+    for v in (v for v in inputs if v not in matches):
         if "/" not in v.name and (same_type := [out for out in single if out.type == v.type]):
             matches[v] = same_type[0]
             single.remove(same_type[0])

@@ -337,3 +337,27 @@ def test_results_can_be_read_and_given_back_whatever_their_storage() -> None:
     assert one["w"].dims == other["w"].dims and one["w"].stored.shape == (3, 8)
     np.testing.assert_allclose(one["w"].numpy(), other["w"].numpy(), rtol=1e-13)
     np.testing.assert_allclose(plain(one, x)["w"].numpy(), sharded(other, x)["w"].numpy(), rtol=1e-13)
+
+
+def test_single_tensors_are_matched_by_name() -> None:
+    def step(w: md.Tensor, rate: md.Tensor, x: md.Tensor) -> dict[str, md.Tensor]:
+        g = md.grad(lambda w: md.mean(md.square(md.dot(x, w, "io"))))(w)
+        return {"rate": 0.5 * rate, "w": w - rate * g}  # results are in the order of their names
+
+    args = md.spec("io:4 hidden:3"), md.spec("io:4 hidden:3"), md.spec("batch:4 io:4")
+    compiled = md.compile(step, "p:2", "batch:p", weight_update="sharded")
+    program = compiled.program(*args)
+    assert [(d.weight, d.sharded) for d in compiled.weight_update.decisions if d.sharded] == [("w", True)]
+    assert program.outs[1].sharding == program.ins[0].sharding
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=t.shape).astype("f4") for t in args]
+    plain = md.compile(step, "", "").program(*args)
+    for got, want in zip(md.simulate(program, *xs), md.simulate(plain, *xs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_a_rename_of_a_sharded_update_prints_no_cause() -> None:
+    args = md.spec("io:4 hidden:3"), md.spec("batch:4 io:4")
+    f = lambda w, x: w - md.grad(lambda w: md.mean(md.square(md.dot(x, w, "io"))))(w)  # noqa: E731 - one step
+    program = md.compile(f, "p:2", "batch:p", weight_update="sharded").program(*args)
+    assert {program.note(eqn) for eqn in program.eqns if not eqn.sends} == {""}
