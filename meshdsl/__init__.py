@@ -7,7 +7,7 @@ A step goes through these folders, in this order:
     trace, ops, control     a function of tensors becomes a graph: tensors, operations, loops and branches, gradients
     params                  models and their parameters
     jax_functions           md.map and md.local: functions of JAX in a model, and the check of them
-    passes                  graph to graph
+    passes, pipelines       graph to graph; loops over micro-batches, as stages of layers
     lowering                graph, mesh and layout to the program of one device, its collectives; emit and simulate
     updates, overlap        sharded weight updates and overlap of communication, from analysis to rewriting
     compile                 the pipeline of these passes, md.compile and what it returns
@@ -17,9 +17,9 @@ A step goes through these folders, in this order:
     search                  the plans of a model and the fastest of them
 
 Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
-equations) and backend (the arrays that kernels compute with). nn, optim, train and workload are written in the public
-names alone; train.checkpoint and train.weights read and write parameters. tools has the command line, the pictures, and
-the readers of compilers' texts.
+equations) and backend (the arrays that kernels compute with). nn, optim, train, models and workload are written in
+the public names alone; train.checkpoint and train.weights read and write parameters. tools has the command line, the
+pictures, and the readers of compilers' texts.
 """
 
 from __future__ import annotations

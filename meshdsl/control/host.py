@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ..ir import Eqn, Graph, Op, Scan, Var, borders
+from ..ir import Eqn, Graph, Op, Var, borders
 
 __all__ = ["FETCH", "OFFLOAD", "host_values", "keep_on_device", "moves_to_or_from_host"]
 
@@ -35,9 +35,9 @@ def host_values(graph: Graph, ins: Collection[Var] = ()) -> set[Var]:
     for eqn in graph.eqns:
         if eqn.op is OFFLOAD:
             values.update(eqn.outs)
-        elif isinstance(eqn.control, Scan):
+        elif eqn.scan is not None:
             pairs = [(outer, inner) for _, outer, inner, _ in borders(eqn)]
-            values |= host_values(eqn.control.body, {inner for outer, inner in pairs if outer in values})
+            values |= host_values(eqn.scan.body, {inner for outer, inner in pairs if outer in values})
             values.update(outer for outer, inner in pairs if inner in values)
     return values
 

@@ -183,8 +183,8 @@ class LaneSchedule:
             return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
         if isinstance(step, Branch):
             inner = self.branch(step, depth)
-        elif self.pipelined and isinstance(step.eqn.control, Scan) and step.trips > 1:
-            inner = self.pipeline(step, step.eqn.control, depth + 1)
+        elif self.pipelined and step.eqn.scan is not None and step.trips > 1:
+            inner = self.pipeline(step, step.eqn.scan, depth + 1)
         else:
             inner = self.repeated(step, depth)
         lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))

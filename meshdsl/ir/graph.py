@@ -182,6 +182,11 @@ class Eqn:
         raise InternalError(f"{self.op} at {self.where} is a collective")
 
     @property
+    def scan(self) -> Scan | None:
+        """Its loop, if it is a scan."""
+        return self.control if isinstance(self.control, Scan) else None
+
+    @property
     def trips(self) -> int:
         """The number of times that a loop runs its body per run of the equation; 1 if unknown (`While`)."""
         return self.control.trips if isinstance(self.control, Scan) else 1

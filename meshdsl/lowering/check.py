@@ -16,7 +16,7 @@ from ..control.host import FETCH, host_values
 from ..dims import names
 from ..errors import InternalError
 from ..errors.deadline import check_deadline
-from ..ir import Eqn, Scan, borders, predicates, walk
+from ..ir import Eqn, borders, predicates, walk
 from ..layouts import Mesh, Sharding
 from .asynchrony import check_pairs
 from .labels import out_shardings
@@ -35,7 +35,7 @@ def check(program: Program, made_by: str) -> Program:
     _check(program, made_by)
     offloaded = host_values(program)
     for eqn, _ in walk(program) if offloaded else ():
-        if not (offloaded.isdisjoint(eqn.ins) or eqn.op is FETCH or isinstance(eqn.control, Scan)):
+        if not (offloaded.isdisjoint(eqn.ins) or eqn.op is FETCH or eqn.scan is not None):
             raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} reads a value in the host's memory")
     if not offloaded.isdisjoint(program.outs):
         raise InternalError(f"{made_by}: a result is in the host's memory")

@@ -40,7 +40,7 @@ def _ordered(program: Graph, told: Var | None) -> tuple[Program, Var]:
 
 
 def _told(eqn: Eqn) -> Var:
-    return eqn.outs[eqn.control.carries - 1] if isinstance(eqn.control, Scan) else eqn.outs[-1]
+    return eqn.outs[eqn.scan.carries - 1] if eqn.scan is not None else eqn.outs[-1]
 
 
 def _after(eqn: Eqn, told: Var) -> Eqn:

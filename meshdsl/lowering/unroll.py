@@ -67,8 +67,8 @@ class _Unrolled:
 
     def add(self, eqn: Eqn) -> None:
         eqn = dataclasses.replace(eqn, ins=tuple(self.now(v) for v in eqn.ins))
-        if isinstance(eqn.control, Scan) and _unrollable(self.program, eqn, self.most):
-            self.loop(eqn, eqn.control)
+        if eqn.scan is not None and _unrollable(self.program, eqn, self.most):
+            self.loop(eqn, eqn.scan)
         elif len(eqn.ins) == 1 and eqn.ins[0] in self.rows and self.reduces_rows(eqn):
             self.by_row(eqn)
         else:

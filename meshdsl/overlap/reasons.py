@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..cost.machine import Machine
-from ..ir import Scan
 from ..lowering.collectives import AllGather
 from ..lowering.program import Program
 from .split import Parts
@@ -46,7 +45,7 @@ def no_rings(program: Program, machine: Machine) -> str:
 
 def no_skew(program: Program) -> str:
     """The reason why no loop of a program is skewed."""
-    loops = [eqn for eqn in program.eqns if isinstance(eqn.control, Scan)]
+    loops = [eqn for eqn in program.eqns if eqn.scan is not None]
     if not loops:
         return (
             "the program has no loop (md.scan, md.layers)\n  use overlap='list', which moves work across the whole step"

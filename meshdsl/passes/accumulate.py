@@ -29,7 +29,7 @@ def _rewritten(graph: Graph) -> Graph:
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         eqn = eqn.map_graphs(_rewritten)
-        eqns += _summed(eqn, eqn.control, producers) if isinstance(eqn.control, Scan) else [eqn]
+        eqns += _summed(eqn, eqn.scan, producers) if eqn.scan is not None else [eqn]
     return graph.replace(eqns=tuple(eqns))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from ..control import BARRIER
-from ..ir import Eqn, Graph, Scan, Var, verify
+from ..ir import Eqn, Graph, Var, verify
 from ..ops.dtypes import CAST
 
 __all__ = ["hoist_casts"]
@@ -19,9 +19,9 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
     narrowed: dict[tuple[Var, np.dtype], Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if isinstance(eqn.control, Scan):
-            ins, body = list(eqn.ins), eqn.control.body
-            first, after = eqn.control.consts, eqn.control.consts + eqn.control.carries
+        if eqn.scan is not None:
+            ins, body = list(eqn.ins), eqn.scan.body
+            first, after = eqn.scan.consts, eqn.scan.consts + eqn.scan.carries
             for i, v in enumerate(eqn.ins):
                 cast = None if v not in of or first <= i < after else _only_cast(body, body.ins[i])
                 if cast is None:

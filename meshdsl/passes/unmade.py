@@ -44,8 +44,8 @@ def _rewritten(graph: Graph) -> Graph:
     unmade = unmade_values(graph)
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        if isinstance(eqn.control, Scan):
-            eqn = _with_constants_inside(eqn, eqn.control, unmade)
+        if eqn.scan is not None:
+            eqn = _with_constants_inside(eqn, eqn.scan, unmade)
         eqns.append(eqn.map_graphs(_rewritten))
     return graph.replace(eqns=tuple(eqns))
 

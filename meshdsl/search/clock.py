@@ -9,7 +9,7 @@ from ..cost.ledger import LazyLedger, ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement
 from ..dims import Dim
-from ..ir import Scan, walk
+from ..ir import walk
 from ..lowering import Program
 from ..targets.fusion import LoopStep
 
@@ -56,9 +56,9 @@ class _Known(LaneSchedule):
         self.clock = clock
 
     def repeated(self, loop: LoopStep, depth: int) -> LaneSpan:
-        if not isinstance(loop.eqn.control, Scan) or not isinstance(loop.eqn.control.body, Program):
+        if loop.eqn.scan is None or not isinstance(loop.eqn.scan.body, Program):
             return super().repeated(loop, depth)
-        once, _ = self.clock.body(loop.eqn.control.body)
+        once, _ = self.clock.body(loop.eqn.scan.body)
         total = LaneSpan(once.seconds * loop.trips)
         total.add(LaneSpan(exposed=once.exposed, least=once.least), loop.trips)
         return total

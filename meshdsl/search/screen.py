@@ -22,7 +22,7 @@ from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
 from ..dims import Shape
-from ..ir import Eqn, Graph, Scan, Var
+from ..ir import Eqn, Graph, Var
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
 from ..lowering import CollectiveRecord, Program
@@ -85,7 +85,7 @@ class Screen:
         self.rows = whole_dims(graph)
         self.demand = Demand(graph)
         self.clock = Clock(machine, placement)
-        scans = [i for i, eqn in enumerate(graph.eqns) if isinstance(eqn.control, Scan) and self.usable]
+        scans = [i for i, eqn in enumerate(graph.eqns) if eqn.scan is not None and self.usable]
         self.loops = [_Loop(i + 1, self._dims(i + 1)) for i in scans]
         read = {v for eqn in graph.eqns[: self.loops[-1].until if scans else 0] for v in eqn.ins}
         self.inputs = [v for v in graph.ins if v in read]
@@ -188,7 +188,7 @@ class Screen:
         These are the loops with all collectives that occupy the compute lane, or with the later collectives on one set
         of axes that depend on the last loop. Collectives of single numbers do not count, because they may be bucketed.
         """
-        at = [i for i, eqn in enumerate(program.eqns) if isinstance(eqn.control, Scan)]
+        at = [i for i, eqn in enumerate(program.eqns) if eqn.scan is not None]
         last = at[-1] if at else len(program.eqns)
         after: set[Var] = set()
         lanes: dict[tuple[str, ...], list[CollectiveRecord]] = defaultdict(list)
@@ -219,7 +219,7 @@ class Screen:
 
     def _loop(self, eqns: list[Eqn]) -> tuple[float, float]:
         """Seconds and bytes sent of the loop that was lowered last."""
-        loop, body = next((eqn, eqn.control.body) for eqn in reversed(eqns) if isinstance(eqn.control, Scan))
+        loop, body = next((eqn, eqn.scan.body) for eqn in reversed(eqns) if eqn.scan is not None)
         assert isinstance(body, Program)
         once, sent = self.clock.body(body)
         # trips that overlap still compute one after another, and may be slowed less

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Cond, Eqn, Graph, Scan, Var
+from ..ir import Cond, Eqn, Graph, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.dtypes import CAST
@@ -190,8 +190,8 @@ class Region:
 
     def body(self, loop: Eqn, i: int, sums: Sums) -> UpdateRegion:
         """The part of a loop body that computes one of its stacked results."""
-        assert isinstance(loop.control, Scan)
-        body = loop.control.body
+        assert loop.scan is not None
+        body = loop.scan.body
         region = Region(self.step, body, sums).grow()
         out = body.outs[i]
         other_reads = {v for eqn in body.eqns if eqn not in region.eqns for v in eqn.ins} | set(body.outs) - {out}

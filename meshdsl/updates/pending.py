@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import Cond, Eqn, Graph, Scan, Var
+from ..ir import Cond, Eqn, Graph, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
@@ -107,10 +107,10 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
 
 def _in_loop(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[Eqn, int, Sums] | None:
     """The pending sums of one row in a loop that stacks v, if an update of rows can start there."""
-    if not isinstance(eqn.control, Scan):
+    if eqn.scan is None:
         return None
-    i, body = eqn.outs.index(v), eqn.control.body
-    if i < eqn.control.carries or body.outs.count(body.outs[i]) > 1:
+    i, body = eqn.outs.index(v), eqn.scan.body
+    if i < eqn.scan.carries or body.outs.count(body.outs[i]) > 1:
         return None
     inner = pending_sums(placed, body, body.outs[i])
     return (eqn, i, inner) if any(inner.all()) else None

@@ -89,7 +89,7 @@ class _Rewrite:
         """An equation beside the updates, which may be a loop with updates of its rows."""
         if eqn in self.loops:
             eqn = eqn.with_control(body=self.body(eqn))
-        inside = self.by_layer(eqn, eqn.control) if self.regather and isinstance(eqn.control, Scan) else {}
+        inside = self.by_layer(eqn, eqn.scan) if self.regather and eqn.scan is not None else {}
         ins = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
         eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
         return eqn.replace(ins=ins, outs=tuple(self.define(v) if v in self.owner else v for v in eqn.outs))
@@ -177,8 +177,8 @@ def update_cause(kind: Because, weight: str, whole: Shape, cut: Shape) -> Cause:
 
 
 def _scan_of(eqn: Eqn) -> Scan:
-    assert isinstance(eqn.control, Scan)
-    return eqn.control
+    assert eqn.scan is not None
+    return eqn.scan
 
 
 def _renamed_inside(loop: Eqn, cut: Mapping[int, Var]) -> Graph:

@@ -146,10 +146,10 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
     every: list[Update] = []
     updated: dict[str, Decision | None] = {}
     for eqn in placed.graph.eqns:
-        if not isinstance(eqn.control, Scan) or eqn.backward:
+        if eqn.scan is None or eqn.backward:
             eqns.append(eqn)
             continue
-        consts, n, body = eqn.control.consts, eqn.control.carries, eqn.control.body
+        consts, n, body = eqn.scan.consts, eqn.scan.carries, eqn.scan.body
         outer = dict(zip(body.ins, eqn.ins, strict=True))
         pairs = [
             (v, out)
@@ -165,7 +165,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
             if outer[v] in placed.graph.ins and gradients.intersection(pending_sums(inside, body, out).all())
         ]
         chosen, decisions = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
-        eqns += _cut_around(eqn, eqn.control, inside, pairs, chosen) if chosen else [eqn]
+        eqns += _cut_around(eqn, eqn.scan, inside, pairs, chosen) if chosen else [eqn]
         every += chosen
         updated |= {outer[v].name: None for update in chosen for v in update.carried if outer[v] in placed.graph.ins}
         updated |= {d.weight: d for d in decisions}

@@ -94,9 +94,9 @@ class Demand:
 
     def _new_cut(self, region: SumRegion, setting: CutSetting, known: Mapping[Var, AxisSet]) -> ReductionCut:
         def leaving(loop: Eqn, i: int) -> AxisSet:
-            if not isinstance(loop.control, Scan):
+            if loop.scan is None:
                 return NONE
-            return self._of_body(loop, loop.control)._axes_of_result(i, setting)
+            return self._of_body(loop, loop.scan)._axes_of_result(i, setting)
 
         return ReductionCut(self.sums, region, setting, known, leaving)
 

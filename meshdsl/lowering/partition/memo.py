@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from ...control import KEEP
 from ...errors.deadline import check_deadline
-from ...ir import Eqn, Graph, Scan, Var, walk
+from ...ir import Eqn, Graph, Var, walk
 from ...jax_functions.local import REGIONS
 from ...layouts import Layout, Sharding
 from ...layouts.sharding import Axes
@@ -141,8 +141,8 @@ class Memo:
         states += [_state(scope, v) for v in run.beside]
         eqn, *others = run.eqns
         defers: list[Any] = []
-        if isinstance(eqn.control, Scan):
-            defers = [scope.demand.deferred_results(eqn, eqn.control, scope.setting)]
+        if eqn.scan is not None:
+            defers = [scope.demand.deferred_results(eqn, eqn.scan, scope.setting)]
         elif not others:
             defers = [scope.is_pending(v) and scope.should_defer(v, eqn) for v in eqn.ins]
         key = (run, *[rules.get(d) for d in run.dims], *defers, *states)
@@ -193,7 +193,7 @@ def _run_of(demand: Demand, eqns: tuple[Eqn, ...], deferred: bool) -> _Run:
     dims = [d.name for v in (*mentioned, *beside) for d in v.dims]
     for eqn in eqns if deferred else ():
         dims += [d for v in eqn.ins for d in demand.dims(v)]
-        dims += demand.loop_dims(eqn, eqn.control) if isinstance(eqn.control, Scan) else ()
+        dims += demand.loop_dims(eqn, eqn.scan) if eqn.scan is not None else ()
     others = [v for v in beside if v not in results and v not in before]
     return _Run(eqns, tuple(dict.fromkeys(dims)), tuple(before), tuple(others), tuple(results))
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ...control import KEEP
 from ...dims import Shape
-from ...ir import Eqn, Linear, Reduce, Scan, Var
+from ...ir import Eqn, Linear, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ..labels import labels_of, vanishing
@@ -59,7 +59,7 @@ class ReductionCut:
             self.through[eqn] = through = self._through(eqn)
             self.gone[eqn] = gone = self._gone(eqn)
             for i, v in enumerate(eqn.outs):
-                inner = leaving(eqn, i) if isinstance(eqn.control, Scan) else NONE
+                inner = leaving(eqn, i) if eqn.scan is not None else NONE
                 axes = known.get(v, gone.union(inner, *(self.axes[x] for x in through)))
                 if v in region.values and axes:
                     self.axes[v] = axes

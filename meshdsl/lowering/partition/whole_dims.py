@@ -39,7 +39,7 @@ def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], whole: WholeDi
     whole.update(results)
     for eqn in reversed(graph.eqns):
         for i, v in enumerate(eqn.ins):
-            dims = _read_by_loop(eqn, eqn.control, i, whole) if isinstance(eqn.control, Scan) else _read(eqn, i, whole)
+            dims = _read_by_loop(eqn, eqn.scan, i, whole) if eqn.scan is not None else _read(eqn, i, whole)
             whole[v] = whole.get(v, dims) & dims
 
 

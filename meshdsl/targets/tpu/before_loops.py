@@ -11,7 +11,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ...ir import Eqn, Fuses, Graph, Scan, Var
+from ...ir import Eqn, Fuses, Graph, Var
 from ...lowering.asynchrony import FENCE, Start
 from ...lowering.program import Program
 from ..fusion import Kernel, Step, holders, steps
@@ -41,7 +41,7 @@ def products_before_loops(program: Program) -> Program:
     program = program.replace(eqns=eqns) if changed else program
     if any(isinstance(eqn.op, Start) for eqn in eqns):
         return program
-    for loop in [eqn for eqn in eqns if isinstance(eqn.control, Scan) and eqn.trips > 1]:
+    for loop in [eqn for eqn in eqns if eqn.scan is not None and eqn.trips > 1]:
         program = _fenced(program, loop)
     return program
 
@@ -54,8 +54,8 @@ def _fenced(program: Program, loop: Eqn) -> Program:
     """The program with the products that free memory before one of its loops tied to the loop."""
     place = next(i for i, eqn in enumerate(program.eqns) if eqn.outs == loop.outs)
     loop = program.eqns[place]  # as other fences changed it
-    assert isinstance(loop.control, Scan)
-    _, carry, _ = loop.control.inputs(loop.ins)
+    assert loop.scan is not None
+    _, carry, _ = loop.scan.inputs(loop.ins)
     computed = [v for v in carry if v not in program.ins]
     delayed = _delayed(program, place)
     results = [v for v in delayed if _frees(program, place, v)] if computed else []
