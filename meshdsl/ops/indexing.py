@@ -171,7 +171,8 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
      [30.  0.]])
 
     If `over` is sharded, each device looks up the rows it stores, and the results are summed over devices; the table
-    is not gathered. The indices may have a dim named `over`: `md.take(x, order, "row")` reorders the rows of x.
+    is not gathered. That sum turns -0.0 into 0.0 and may change the sign and payload of NaN: XLA adds to 0.0. The
+    indices may have a dim named `over`: `md.take(x, order, "row")` reorders the rows of x.
 
     Raises `ShapeError` for a dim that x lacks, and for indices that are not integers.
     """
