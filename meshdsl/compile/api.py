@@ -17,7 +17,7 @@ from ..updates.groups import group_of
 from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
-from .knobs import check_kernel
+from .knobs import check_kernel, check_steps
 from .pipeline import Options
 from .plan import Plan, planned
 
@@ -38,6 +38,7 @@ def compile(
     microbatches: int = 1,
     machine: Machine | str | os.PathLike[str] | None = None,
     unroll: bool = False,
+    steps: str = "auto",
 ) -> Compiled:
     """Compile `f` to one SPMD program on a mesh, under a layout.
 
@@ -72,12 +73,16 @@ def compile(
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
-    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel` and `unroll`, and sets
-    rematerialisation and micro-batches of a step that takes them (`workload.train_step()` does). `plan.machine` is used
-    if no `machine` is given.
+    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel`, `unroll` and `steps`,
+    and sets rematerialisation and micro-batches of a step that takes them (`workload.train_step()` does).
+    `plan.machine` is used if no `machine` is given.
 
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
     and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
+
+    `steps` is how a collective over mesh axes of several levels of `machine` (nodes and the GPUs in one, slices and the
+    chips in one) is sent. "auto": in steps, one for each level, where the step is faster by the cost model. "always":
+    wherever it can be. "flat", and without a `machine`: as one collective.
 
     Raises `LayoutError` before anything runs: for an illegal layout, and for options without effect ("sharded" where
     nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing, a machine that decides
@@ -87,9 +92,9 @@ def compile(
         step, unplanned = plan or Plan(microbatches=microbatches), f
         f = planned(f, step)
         if plan is not None:
-            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches)
+            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
-            attention_kernel, unroll = plan.attention_kernel, plan.unroll
+            attention_kernel, unroll, steps = plan.attention_kernel, plan.unroll, plan.steps
             machine = machine or plan.machine
         if mesh is None:
             raise LayoutError(
@@ -98,6 +103,11 @@ def compile(
             )
         updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
         windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
+        if check_steps(steps) == "always" and machine is None:
+            raise LayoutError(
+                "steps='always' needs a machine, whose file says which mesh axes are slow\n"
+                "  give it, for example machine='h100', or leave steps out"
+            )
         cost_machine = None
         if machine is not None or updates.mode == "auto" or windows.mode != "none":
             cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
@@ -106,7 +116,7 @@ def compile(
         if updates.group is not None:
             group_of(mesh, updates.group)
         fixed = static_names(f, static)
-        options = Options(updates, unroll, windows, cost_machine, check_kernel(attention_kernel))
+        options = Options(updates, unroll, windows, cost_machine, check_kernel(attention_kernel), steps=steps)
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate
@@ -116,12 +126,19 @@ def compile(
 
 
 def _check_alone(
-    mesh: Any, layout: Any, weight_update: Any, overlap: Any, attention_kernel: str, unroll: bool, microbatches: int
+    mesh: Any,
+    layout: Any,
+    weight_update: Any,
+    overlap: Any,
+    attention_kernel: str,
+    unroll: bool,
+    microbatches: int,
+    steps: str,
 ) -> None:
     """Raise `LayoutError` for options that a plan already has."""
     is_set = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
     is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto", "unroll": unroll}
-    is_set["microbatches"] = microbatches != 1
+    is_set |= {"microbatches": microbatches != 1, "steps": steps != "auto"}
     twice = [name for name, is_given in is_set.items() if is_given]
     if twice:
         raise LayoutError(

@@ -23,6 +23,7 @@ from ..errors.markup import page_part
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
+from ..overlap.collective_steps import levels_of
 from ..overlap.values import OverlapPlan
 from ..pipelines import Schedule
 from ..targets.attention import is_attention
@@ -64,15 +65,26 @@ def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
     return mesh.devices[0].platform if mesh.devices else None
 
 
-def _check_machine(options: Options, traced: Traced) -> None:
+def _has_slow_axis(options: Options, mesh: Mesh) -> bool:
+    """True if the machine decides which collectives are in steps: mesh axes are on several levels of its network."""
+    if options.steps == "flat" or options.machine is None:
+        return False
+    try:
+        return len(set(levels_of(place(options.machine.network, mesh)).values())) > 1
+    except LayoutError:  # the mesh does not fit the machine
+        return False
+
+
+def _check_machine(options: Options, traced: Traced, mesh: Mesh) -> None:
     """Raise `LayoutError` if the machine decides nothing."""
     updates, plan = options.weight_update.mode, options.overlap.mode
     if options.machine is None or traced.target.read or _has_choice(options, traced.begun[-1].graph):
         return
-    if updates != "auto" and plan == "none":
+    if updates != "auto" and plan == "none" and options.steps != "always" and not _has_slow_axis(options, mesh):
         raise LayoutError(
             f"machine={options.machine.name!r} has no effect with weight_update={updates!r} and overlap={plan!r}\n"
-            "  it decides what 'auto' leaves open and when things overlap, and this model does not ask md.platform()\n"
+            "  it decides what 'auto' leaves open, when things overlap, and which collectives are in steps\n"
+            "  the mesh has no slow axis on it, and this model does not ask md.platform()\n"
             "  to cost a program, give it to .cost()"
         )
 
@@ -172,7 +184,7 @@ class Compiled:
                 if for_platform not in self._traced:
                     self._traced[for_platform] = Traced(self.function, structure, types, labels, platform)
                 traced = self._traced[for_platform]
-                _check_machine(self.options, traced)
+                _check_machine(self.options, traced, self.mesh)
                 self._stages[key] = Stages(traced, self.mesh, self.layout, self.donate, self.options)
             return self._stages[key], leaves
         except MeshdslError as error:
@@ -239,9 +251,10 @@ class Compiled:
             overlap=self.options.overlap,
             attention_kernel=self.options.attention_kernel,
             unroll=self.options.unroll,
+            steps=self.options.steps,
         )
         machine = self.options.machine
-        return plan if machine is None or not plan.needs_machine else plan.replace(machine=machine_text(machine))
+        return plan if machine is None or not plan.may_use_machine else plan.replace(machine=machine_text(machine))
 
     @property
     def weight_update(self) -> UpdateTable:

@@ -9,13 +9,13 @@ from typing import Any
 
 from ..errors import LayoutError, nearest
 from ..layouts import Layout, Mesh
-from ..overlap.values import NO_OVERLAP, Overlap
+from ..overlap.values import NO_OVERLAP, STEPS, Overlap
 from ..targets import FUSED
 from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
 __all__ = [
-    "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_remat", "check_unroll", "toml",
+    "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_remat", "check_steps", "check_unroll", "toml",
 ]  # fmt: skip
 
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
@@ -56,6 +56,12 @@ def check_kernel(name: Any) -> str:
     if name not in known:
         raise LayoutError(f"attention_kernel={name!r} is not available; there are: {', '.join(map(repr, known))}")
     return name
+
+
+def check_steps(steps: Any) -> str:
+    if steps not in STEPS:
+        raise LayoutError(f"steps={steps!r} is not available; there are: {', '.join(map(repr, STEPS))}")
+    return steps
 
 
 def check_unroll(unroll: Any) -> bool:
@@ -182,5 +188,6 @@ KNOBS = (
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
     Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),
     Knob("unroll", "unroll", False, lambda x: "loops" if x else "nothing", bool, lambda x: x),
+    Knob("steps", "collectives in steps", "auto", str, str, lambda x: _text("steps", x)),
     Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
 )  # fmt: skip

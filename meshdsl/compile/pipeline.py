@@ -24,6 +24,7 @@ from ..lowering.order_prints import order_prints
 from ..lowering.partition import partition
 from ..lowering.ragged_exchange import ragged_exchange
 from ..lowering.unroll import unroll
+from ..overlap.collective_steps import in_steps
 from ..overlap.plan import plan_overlap
 from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from ..passes.simplify import simplify
@@ -45,9 +46,10 @@ class Options:
     weight_update: WeightUpdate = REPLICATED
     unroll: bool = False
     overlap: Overlap = NO_OVERLAP
-    machine: Machine | None = None  # decides in mode "auto", and the order of an overlap plan
+    machine: Machine | None = None  # decides in mode "auto", which collectives are in steps, and an overlap plan
     attention_kernel: str = "auto"
     platform: str = ""  # for which the kernels of attentions are chosen; "": that of JAX's default backend
+    steps: str = "auto"  # how collectives over several levels of the machine's network are sent
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
 
 
@@ -131,6 +133,20 @@ def _unroll(program: Program, options: Options) -> Program:
     return unrolled
 
 
+def _in_steps(state: PassState, options: Options) -> PassState:
+    machine, mesh = options.machine, state.refined.coarse
+    if options.steps == "flat" or machine is None:
+        return state
+    try:
+        placement = state.refined.placement(place(machine.network, mesh))
+    except LayoutError:
+        if options.steps == "auto":  # the machine decides something else: of a mesh that it lacks, no axis is slow
+            return state
+        raise
+    assert state.program is not None
+    return dataclasses.replace(state, program=in_steps(state.program, options.steps, machine, placement))
+
+
 def _plan_overlap(state: PassState, options: Options) -> PassState:
     if options.overlap.mode == "none":
         return state
@@ -170,6 +186,7 @@ PASSES: tuple[Pass, ...] = (
             lambda program, state, options: bucket(program, options.weight_update, _decides(options), state.refined)
         ),
     ),
+    Pass("collectives in steps", _in_steps),
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
 )

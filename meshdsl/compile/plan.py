@@ -23,7 +23,7 @@ from ..errors.markup import page_part
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KNOBS, check_kernel, check_microbatches, check_remat, check_unroll, toml
+from .knobs import KNOBS, check_kernel, check_microbatches, check_remat, check_steps, check_unroll, toml
 
 __all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
 
@@ -49,7 +49,8 @@ class Plan:
     layer; "offload", the same, with the layers' inputs in the host's memory; "products", all but the results of
     products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as the model says. `microbatches` is the
     number of parts into which a step divides the batch, computed one at a time. `attention_kernel` and `unroll` are
-    those of `md.compile`. `machine` decides what "auto" leaves open, and the order of an overlap plan.
+    those of `md.compile`, and so is `steps`. `machine` decides what "auto" leaves open, and the order of an overlap
+    plan.
 
     Raises `LayoutError` for values that are not available, and for a machine that decides nothing.
     """
@@ -62,6 +63,7 @@ class Plan:
     overlap: Overlap
     attention_kernel: str
     unroll: bool
+    steps: str
     machine: str | None
 
     def __init__(
@@ -74,6 +76,7 @@ class Plan:
         overlap: Overlap | str = NO_OVERLAP,
         attention_kernel: str = "auto",
         unroll: bool = False,
+        steps: str = "auto",
         machine: str | None = None,
     ):
         values = {
@@ -85,27 +88,34 @@ class Plan:
             "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
             "attention_kernel": check_kernel(attention_kernel),
             "unroll": check_unroll(unroll),
+            "steps": check_steps(steps),
             "machine": machine,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        if machine is not None and not self.needs_machine:
+        if machine is not None and not self.may_use_machine:
             raise LayoutError(
                 f"machine={machine!r} decides nothing in this plan\n"
-                "  it is for weight_update='auto' and for an overlap; leave it out"
+                "  it is for weight_update='auto', an overlap, and collectives in steps over several axes; leave it out"
             )
 
     @property
     def needs_machine(self) -> bool:
-        """True if a machine decides part of the plan: "auto", or an overlap."""
-        return self.weight_update.mode == "auto" or self.overlap.mode != "none"
+        """True if a machine decides part of the plan: the weight update "auto", an overlap, or steps "always"."""
+        return self.weight_update.mode == "auto" or self.overlap.mode != "none" or self.steps == "always"
+
+    @property
+    def may_use_machine(self) -> bool:
+        """True also if a machine, where one is given, decides which collectives are in steps."""
+        several = sum(n > 1 for n in self.mesh.axes.values()) > 1
+        return self.needs_machine or (self.steps == "auto" and several)
 
     def replace(self, **changes: Any) -> Plan:
         """A copy with other values of these knobs; the machine is dropped if nothing is left for it to decide."""
         values = {f.name: getattr(self, f.name) for f in fields(self)} | changes
         machine = values.pop("machine")
         plan = Plan(**values)
-        return Plan(**values, machine=machine) if "machine" in changes or plan.needs_machine else plan
+        return Plan(**values, machine=machine) if "machine" in changes or plan.may_use_machine else plan
 
     def diff(self, other: Plan) -> PlanDiff:
         """The knobs in which another plan differs, and the dims that its layout maps to other axes.
@@ -174,7 +184,7 @@ class Plan:
             raise LayoutError(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
 
     def __str__(self) -> str:
-        rare = ("attention_kernel", "unroll", "machine")
+        rare = ("attention_kernel", "unroll", "steps", "machine")
         shown = [k for k in KNOBS if k.name not in rare or getattr(self, k.name) != k.default]
         width = max(len(knob.title) for knob in shown)
         return "\n".join(f"{knob.title:<{width}}  {knob.show(getattr(self, knob.name))}" for knob in shown)

@@ -10,12 +10,14 @@ bandwidth of a link, a the latency of a hop. An all_reduce counts as two all_gat
       several axes, not all wrap  (n-1)/n V/(sum of W, twice that of an axis that wraps) + the sum of their latencies
       switch                      (n-1)/n V/W + (n-1) a
       mesh (a link a pair)        V/(n W) + a
-      several levels              the slowest level (pipelined), or the sum of the levels (phased), whichever is less
+      several levels              the slowest level, and the latencies of all levels twice (a pipeline)
     all_to_all, N devices in all
       torus axes                  the greatest of n_i V/(8NW) where an axis wraps, of n_i V/(4NW) where it does not
       switch, or between nodes    (n-1)/n^2 V/W
       mesh                        V/(n^2 W)
     permute                       the bytes that one device sends / W + hops a
+
+One phase for each level is several collectives, which a program states (`overlap.collective_steps`).
 
 If g groups of a mesh are interleaved along an axis, they share its links: W/g. For an outer level, W is the combined
 bandwidth of all the group's devices inside one of its members.
@@ -165,8 +167,7 @@ class Group:
             return max(tier.exchange(v / n) for tier, n in zip(self.tiers, outside, strict=True))
         moving, latency = zip(*(tier.gather(v) for tier in self.tiers), strict=True)
         # a pipeline over several levels keeps all of them busy; it pays their latencies to fill and to drain
-        fills = 2 if len(self.tiers) > 1 else 1
-        gather = min(max(moving) + fills * sum(latency), sum(moving) + sum(latency))
+        gather = max(moving) + (2 if len(self.tiers) > 1 else 1) * sum(latency)
         return 2 * gather if kind == "all_reduce" else gather
 
 

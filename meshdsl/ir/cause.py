@@ -36,6 +36,8 @@ class Because(Enum):
     WEIGHT_OUT_OF_LOOP = "{tensor} leaves the loop"
     COUNTS = "{first}, the counts"  # sent before a ragged exchange; `parts` holds its cause
     ANNOTATED = "{what}"  # `what`: dims, axes and the line of the `md.shard` that decided
+    STEPS = "{first}, in steps: {axes} {verb} slow on {what}"  # `what`: the machine; `parts` holds the flat one's cause
+    FLAT = "{first}, flat: {what}"  # `what`: the reason why it is not in steps; `parts` holds its cause
     TOGETHER = "{amounts[0]} {what} together: {first}{more}"  # `what`: "tensors" or "numbers"; `parts`: their causes
 
 
@@ -60,13 +62,14 @@ class Cause:
     what: str = ""
     amounts: tuple[int, ...] = ()
     parts: tuple[Cause, ...] = ()  # the causes of all members of a joined collective
+    axes: tuple[str, ...] = ()  # mesh axes concerned
 
     def __bool__(self) -> bool:
         return self.kind is not Because.UNKNOWN
 
     def __str__(self) -> str:
         names = [*self.dims, "", ""]
-        return self.kind.value.format(
+        text = self.kind.value.format(
             op=self.op,
             what=self.what,
             amounts=self.amounts,
@@ -78,7 +81,10 @@ class Cause:
             tensor=next(iter(self.tensors), "") or "a weight",
             first=str(self.parts[0]) if self.parts else "",
             more=", ..." if len(self.parts) > 1 else "",
+            axes=" and ".join(map(repr, self.axes)),
+            verb="is" if len(self.axes) == 1 else "are",
         )
+        return text.removeprefix(", ")  # of a collective without a cause
 
     @property
     def about(self) -> tuple[str, ...]:

@@ -9,9 +9,10 @@ from ..errors import LayoutError, nearest
 from ..errors.markup import titled
 from ..errors.units import percent, seconds, show_bytes
 
-__all__ = ["MODES", "NO_OVERLAP", "Attempt", "Overlap", "OverlapPlan", "OverlapWindow"]
+__all__ = ["MODES", "NO_OVERLAP", "STEPS", "Attempt", "Overlap", "OverlapPlan", "OverlapWindow"]
 
 MODES = ("none", "auto", "dw", "lancet", "list", "ring", "skew", "halves")
+STEPS = ("auto", "flat", "always")  # for collectives in steps
 SHOWN = 20  # `print` shows this many windows, the longest
 
 

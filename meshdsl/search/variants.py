@@ -84,7 +84,7 @@ class Variants:
         options = compiled.options
         machine = self.machine if knobs.needs_machine else options.machine
         compiled.options = dataclasses.replace(
-            options, weight_update=knobs.weight_update, overlap=knobs.overlap, machine=machine
+            options, weight_update=knobs.weight_update, overlap=knobs.overlap, steps=knobs.steps, machine=machine
         )
         plan = knobs.replace(machine=machine_text(self.machine)) if knobs.needs_machine else knobs
         return problem_of(compiled, self.args, self.title, plan)
@@ -110,6 +110,7 @@ def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) 
 
     plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
     plain = plain and not options.weight_update.bucket_bytes
+    plain = plain and (options.machine is None or options.steps == "flat")
     return SearchProblem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan)
 
 

@@ -39,7 +39,8 @@ class Training:
     remat: str = "model"
     microbatches: int = 1
     overlap: str = "none"
-    machine: str | None = None  # for weight_update "auto" and for an overlap
+    collective_steps: Literal["auto", "flat", "always"] | None = None  # None: "auto", and the machine is not for steps
+    machine: str | None = None  # for weight_update "auto", for an overlap and for collectives in steps
     non_finite: Literal["stop", "skip"] = "stop"
     max_skips: int = 10
 
@@ -92,7 +93,7 @@ class Settings:
             mesh, rules = mesh_and_layout(self.workload, self.layout, text)
             layout = plan.layout if self.layout is None and self.plan else rules
         overlap = plan.overlap if plan.overlap.mode == chosen.overlap else md.Overlap(chosen.overlap)
-        return md.Plan(
+        chosen_plan = md.Plan(
             mesh,
             layout,
             dataclasses.replace(
@@ -101,8 +102,10 @@ class Settings:
             chosen.remat,
             chosen.microbatches,
             overlap,
-            machine=chosen.machine if chosen.weight_update == "auto" or overlap.mode != "none" else None,
+            steps=chosen.collective_steps or "auto",
         )
+        decides = chosen_plan.needs_machine or chosen.collective_steps == "auto"
+        return chosen_plan.replace(machine=chosen.machine) if decides else chosen_plan
 
     def __str__(self) -> str:
         return "\n".join(_toml_lines("", self._tables())).strip() + "\n"
@@ -205,6 +208,7 @@ def _of_plan(file: str | None) -> dict[str, Any]:
         "train.remat": plan.remat,
         "train.microbatches": plan.microbatches,
         "train.overlap": plan.overlap.mode,
+        "train.collective_steps": plan.steps if plan.machine or plan.steps != "auto" else None,
         "train.machine": plan.machine,
     }
 

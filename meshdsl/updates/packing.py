@@ -2,7 +2,8 @@
 
 `way` numbers the chunks that a reduce_scatter distributes or an all_gather collects. Each tensor's chunk along its own
 dim is one run of a row, so that each tensor gets the same shard as from a collective of its own. `other` numbers the
-devices that store different blocks along other dims. A dim of size 1 is left out.
+devices that store different blocks along other dims. A dim of size 1 is left out. If `packed` is longer than the runs,
+zeros follow them.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -56,6 +57,8 @@ def _pack(c: Local, *xs: Any, shape: Shape, dims: Dims) -> Any:
     (out,) = c.outs
     ways = _ways(out)
     rows = [_rows(c, x, b.sizes, _at(b, dim), ways) for x, b, dim in zip(xs, c.ins, dims, strict=True)]
+    unused = out.sizes[-1] - sum(row.shape[1] for row in rows)
+    rows += [c.xp.zeros((ways, unused), rows[0].dtype)] if unused else []
     return c.xp.reshape(c.xp.concatenate(rows, 1), out.sizes)
 
 

@@ -168,3 +168,17 @@ def test_train_without_known_devices_has_no_utilisation():
         "train", *MLP, "--mesh", "rows:2", "--layout", "batch:rows", "--steps", "2", "--eval-batches", "0", "--json"
     )
     assert run.code == 0 and "mfu" not in run.out and "peak_bytes" not in run.out
+
+
+def test_analyze_takes_collectives_in_steps():
+    """The machine of the command decides, and only where it is asked; without a slow axis the option has no effect."""
+    where = ["--layout", "batch:node,gpu", "--machine", "h100:compiled"]
+    kinds: dict[str, set[Any]] = {}
+    for steps in ("", "flat", "always", "auto"):
+        found = analyzed("--mesh", "node:4 gpu:8", *where, *(["--collective-steps", steps] if steps else []))
+        kinds[steps] = {(each["kind"], *each["axes"]) for each in found["collectives"]}
+    assert kinds[""] == kinds["flat"] == {("all_reduce", "gpu", "node")}
+    assert {("reduce_scatter", "gpu"), ("all_reduce", "node"), ("all_gather", "gpu")} <= kinds["always"]
+    assert kinds["auto"] in (kinds["flat"], kinds["always"])
+    run = here("analyze", *MLP, "--mesh", "node:4 gpu:2", *where, "--collective-steps", "always")
+    assert run.code and "no collective can be in steps" in run.err

@@ -29,15 +29,15 @@ VALUES: dict[str, list[Any]] = {
     "overlap": ["none", "list", md.Overlap("halves", dim="batch", parts=4, memory_limit=1e9)],
     "attention_kernel": ["auto", "blockwise", "pallas"],
     "unroll": [False, True],
+    "steps": ["auto", "flat", "always"],
     "machine": [None, "tpu-v5e"],
 }
 
 
 def drawn(rng: random.Random) -> md.Plan:
     values = {name: rng.choice(options) for name, options in VALUES.items()}
-    if values["machine"] and values["overlap"] == "none" and values["weight_update"] != "auto":
-        values["machine"] = None
-    return md.Plan(**values)
+    plan = md.Plan(**{**values, "machine": None})
+    return md.Plan(**values) if plan.may_use_machine else plan
 
 
 def test_plan_knobs_are_its_fields():
@@ -72,6 +72,7 @@ def test_plan_diff_names_the_knobs_that_differ(seed: int):
         ("mush = 'rows:2'", "no key 'mush'; did you mean 'mesh'"),
         ("microbatches = 0", "1 part or more"),
         ("unroll = 2", "True) or not"),
+        ("steps = 'two'", "steps='two' is not available; there are: 'auto', 'flat', 'always'"),
         ("microbatches = 'two'", "1 part or more"),
         ("remat = 'everything'", "not available"),
         ("remat = 1", "is a text"),

@@ -106,7 +106,8 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
     from ...train import UsageError, planned_stages
 
     settings = " ".join(options.settings) or "its config"
-    machine = machine_of(options) if plan.needs_machine else None
+    decides = plan.needs_machine or getattr(options, "collective_steps", None) == "auto"
+    machine = machine_of(options) if decides else None
     try:
         if not workload.inputs(workload.config):
             raise UsageError(

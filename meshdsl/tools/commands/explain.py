@@ -103,7 +103,8 @@ def _check(options: argparse.Namespace, plan: Any) -> None:
         return
     if options.window is not None and plan.overlap.mode == "none":
         raise UsageError("--window needs an overlap plan; choose one with --overlap, for example --overlap auto")
-    machine = options.machine if not plan.needs_machine or (options.graph and not plan.machine) else None
+    decides = plan.needs_machine or options.collective_steps == "auto"
+    machine = options.machine if not decides or (options.graph and not plan.machine) else None
     unused = {"--machine": machine, "--memory": options.memory, "--place": options.place}
     reason = "the program is the same on every machine; use them with --collective, --dim or --moves"
     if options.graph:

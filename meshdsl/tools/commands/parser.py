@@ -16,7 +16,16 @@ __all__ = ["Parser"]
 
 
 EXPERT = {  # options that most people never need; the help lists them last
-    *("--place", "--profile", "--update-group", "--regather", "--microbatches", "--non-finite", "--take-over"),
+    *(
+        "--place",
+        "--profile",
+        "--update-group",
+        "--regather",
+        "--microbatches",
+        "--collective-steps",
+        "--non-finite",
+        "--take-over",
+    ),
     *(
         "--keep",
         "--cluster",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ...overlap.values import MODES
+from ...overlap.values import MODES, STEPS
 from .common import positive, section, workload_of
 
 __all__ = ["check_forward", "knob_options", "overlap_option", "plan_of", "update_options", "workload_and_plan"]
@@ -28,6 +28,12 @@ def knob_options(parser: argparse.ArgumentParser, *, overlap: bool = True, sever
         **repeated,
     )
     update_options(group)
+    option(
+        "--collective-steps",
+        choices=STEPS,
+        help="collectives over slow and fast mesh axes in steps: auto, where that is faster on the machine; flat, "
+        "never (default); always",
+    )
     if overlap:
         overlap_option(group, several=several)
     else:
@@ -108,6 +114,8 @@ def overridden(plan: Any, options: argparse.Namespace) -> Any:
     for name in ("remat", "microbatches", "overlap"):
         if getattr(options, name, None) is not None:
             changes[name] = getattr(options, name)
+    if getattr(options, "collective_steps", None) is not None:
+        changes["steps"] = options.collective_steps
     return plan.replace(**changes) if changes else plan
 
 

@@ -82,6 +82,7 @@ def _resolved(options: argparse.Namespace) -> Any:
         "train.remat": options.remat,
         "train.microbatches": options.microbatches,
         "train.overlap": options.overlap,
+        "train.collective_steps": options.collective_steps,
         "train.machine": options.machine,
         "train.non_finite": options.non_finite,
         "checkpoints.directory": options.checkpoints,
@@ -100,9 +101,11 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
     from ...train import UsageError
 
     chosen, saving = settings.train, settings.checkpoints
-    decides = chosen.weight_update == "auto" or chosen.overlap != "none"
-    if options.machine and not options.dry_run and not options.print_config and not decides:
-        raise UsageError("--machine has no effect here; use it with --dry-run, --weight-update auto or --overlap")
+    shown = options.dry_run or options.print_config
+    if options.machine and not shown and settings.run_plan().machine is None:
+        raise UsageError(
+            "--machine has no effect here; use it with --dry-run, --weight-update auto, --overlap or --collective-steps"
+        )
     set_keys = {setting.partition("=")[0] for setting in options.settings}
     used = {
         "--save-every": options.save_every is not None,

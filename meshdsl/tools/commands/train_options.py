@@ -24,7 +24,7 @@ def train_options(parser: argparse.ArgumentParser) -> None:
     option(
         "--machine",
         metavar="NAME",
-        help="machine for --dry-run, --weight-update auto and --overlap (default tpu-v5e)",
+        help="machine for --dry-run, --weight-update auto, --overlap and --collective-steps (default tpu-v5e)",
     )
     option(
         "--devices",

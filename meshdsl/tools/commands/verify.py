@@ -20,7 +20,9 @@ def add(commands: Any) -> None:
     step_options(parser)
     knob_options(parser)
     parser.add_argument(
-        "--machine", metavar="NAME", help=f"machine for --weight-update auto and --overlap (default {DEFAULT_MACHINE})"
+        "--machine",
+        metavar="NAME",
+        help=f"machine for --weight-update auto, --overlap and --collective-steps (default {DEFAULT_MACHINE})",
     )
     parser.add_argument(
         "--aot",
@@ -44,10 +46,10 @@ def run(options: argparse.Namespace) -> int:
 
         jax.config.update("jax_platforms", "cpu")  # the compiler runs in its own process; no TPU is needed
     workload, plan = workload_and_plan(options)
-    if options.machine and not plan.needs_machine:
+    if options.machine and not plan.needs_machine and options.collective_steps != "auto":
         raise UsageError(
-            "--machine has no effect without --weight-update auto or --overlap: the collectives are the same on every "
-            "machine"
+            "--machine has no effect without --weight-update auto, --overlap or --collective-steps: the collectives "
+            "are the same on every machine"
         )
     compiled, arguments = step_of(options, workload, plan)
     program = compiled.program(*arguments)

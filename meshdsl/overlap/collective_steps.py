@@ -1,0 +1,268 @@
+"""Collectives in steps: one over axes of several levels of a network becomes one for each level.
+
+Values and shardings of all results stay the same. With axes (slow, fast), of n devices along fast, an all_reduce
+becomes a reduce_scatter over fast, an all_reduce of 1/n over slow, and an all_gather over fast. An all_gather goes over
+slow first, a reduce_scatter and an all_to_all over fast first, so that the slow axis carries 1/n of the bytes, or, for
+an all_to_all, messages n times as large. A dim that is split over both is regrouped into one dim for each level, which
+moves no data. (Xu et al., 2020, section on large topologies; Thakur et al., 2005.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.network import Placement, full_bytes
+from ..cost.timeline import timeline
+from ..dims import Dim, Shape
+from ..errors import InternalError, LayoutError
+from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, walk
+from ..layouts import Sharding
+from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
+from ..lowering.program import Program
+from ..updates.packing import PACK, UNPACK
+
+__all__ = ["REGROUP", "in_steps", "levels_of"]
+
+Regrouping = Mapping[str, Shape]  # a dim -> the dims, major to minor, into which it is regrouped
+
+
+def _regrouped(eqn: Eqn) -> list[Sharding]:
+    """The shardings of the results; raises `InternalError` if blocks are not the row-major blocks of the whole dim."""
+    parts: Regrouping = eqn.params["dims"]
+    joins = any(set(dims) <= set(eqn.ins[0].dims) for dims in parts.values())
+    whole, fine = (eqn.outs[0], eqn.ins[0]) if joins else (eqn.ins[0], eqn.outs[0])
+    split = {d.name: fine.sharding.axes(d) for d in fine.dims}
+    for name, dims in parts.items():
+        axes = [split.pop(d.name) for d in dims]
+        split[name] = tuple(axis for each in axes for axis in each)
+    expected = Sharding.of(split, fine.sharding.partial, fine.sharding.kind)
+    if expected != whole.sharding:
+        raise InternalError(f"{eqn.op} at {eqn.where} has {whole} as {whole.sharding} and as {fine.sharding}")
+    return [eqn.outs[0].sharding]
+
+
+def _apart(x: Type, shape: Shape) -> Labels:
+    return Labels(({d.name: None for d in x.dims},), ({d.name: None for d in shape},))
+
+
+REGROUP = Op(  # dims as several dims, one for each level of the network, or back: a reshape of one device's block
+    "regroup",
+    type=lambda x, *, shape, dims: Type(shape, x.dtype),
+    kernel=lambda c, x, *, shape, dims: c.xp.reshape(x, c.outs[0].sizes),
+    linear=Linear.JOINT,
+    flops=lambda *_, **__: 0,
+    shardings=_regrouped,
+    rule=lambda x, *, shape, dims: _apart(x, shape),
+    fuses=Fuses.VIEW,
+    inside_blocks=True,
+)
+
+
+def levels_of(placement: Placement) -> dict[str, int]:
+    """The outermost level of the network that each mesh axis of several devices extends over."""
+    return {axis: max(part.level for part in parts) for axis, parts in placement.parts.items() if parts}
+
+
+def in_steps(program: Program, mode: str, machine: Machine, placement: Placement) -> Program:
+    """The program with collectives in steps: "always", wherever they can be; "auto", where the estimate is less.
+
+    >>> import meshdsl as md
+    >>> step = md.compile(lambda x: md.sum(x, "batch"), "node:4 gpu:8", "batch:node,gpu", steps="always",
+    ...                   machine="h100")
+    >>> for record in step.program(md.spec("batch:64 io:1024")).collectives:
+    ...     print(record.kind, record.axes, record.bytes, record.cause)
+    reduce_scatter ('gpu',) 4096 sum over 'batch' of sum, in steps: 'node' is slow on h100
+    all_reduce ('node',) 512 sum over 'batch' of sum, in steps: 'node' is slow on h100
+    all_gather ('gpu',) 4096 sum over 'batch' of sum, in steps: 'node' is slow on h100
+
+    In "auto" a collective is taken in steps if these need less time by the network's formulas and tables, and the
+    program is only changed if its timeline is shorter. Raises `LayoutError` if "always" changes nothing.
+    """
+    levels = levels_of(placement)
+    if mode == "auto" and not _spans_levels(program, levels):
+        return program
+    rewriter = _Rewriter(machine, placement, levels, mode == "always")
+    stepped = rewriter.program(program)
+    if mode == "auto":
+        return stepped if _seconds(stepped, machine, placement) < _seconds(program, machine, placement) else program
+    if not rewriter.taken:
+        reasons = Counter(rewriter.reasons) or Counter([_no_slow_axis(placement)])
+        raise LayoutError(
+            "steps='always' has no effect: no collective can be in steps"
+            + "".join(f"\n  {reason}{f' ({n} times)' if n > 1 else ''}" for reason, n in reasons.items())
+            + "\n  use steps='auto', which takes steps only where they are faster, or leave steps out"
+        )
+    return stepped
+
+
+def _no_slow_axis(placement: Placement) -> str:
+    listing = "; ".join(f"{a}:{n} on {placement.where((a,))}" for a, n in placement.mesh.axes.items() if n > 1)
+    return f"none is over mesh axes of several levels of the network ({listing or 'one device'})"
+
+
+def _spans_levels(program: Program, levels: Mapping[str, int]) -> bool:
+    over = (eqn.collective.axes for eqn, _ in walk(program) if eqn.sends and eqn.collective is not None)
+    return any(len({levels.get(axis, 0) for axis in axes}) > 1 for axes in over)
+
+
+def _seconds(program: Program, machine: Machine, placement: Placement) -> float:
+    return timeline(ledger(program), machine, placement).seconds
+
+
+@dataclasses.dataclass(eq=False)
+class _Rewriter:
+    """Rewrites programs for one machine; keeps what it took in steps, and why it left others flat."""
+
+    machine: Machine
+    placement: Placement
+    levels: Mapping[str, int]
+    always: bool
+    taken: int = 0
+    reasons: list[str] = dataclasses.field(default_factory=list[str])
+
+    def program(self, program: Program) -> Program:
+        eqns: list[Eqn] = []
+        for eqn in program.eqns:
+            eqns += self.equation(program, eqn.map_graphs(self.program))
+        return program.replace(eqns=tuple(eqns))
+
+    def equation(self, program: Program, eqn: Eqn) -> list[Eqn]:
+        op = eqn.collective
+        if op is None or not eqn.sends or len({self.levels.get(axis, 0) for axis in op.axes}) < 2:
+            return [eqn]
+        steps = _Steps(program, eqn, self.levels, self.machine.name)
+        reason = steps.add()
+        if reason:
+            self.reasons.append(reason)
+            flat = Cause(Because.FLAT, parts=(eqn.cause,), what=reason)
+            return [eqn.replace(cause=flat)] if self.always else [eqn]
+        if not (self.always or self.seconds(program, steps.eqns) < self.seconds(program, [eqn])):
+            return [eqn]
+        self.taken += 1
+        return steps.eqns
+
+    def seconds(self, program: Program, eqns: Sequence[Eqn]) -> float:
+        """Seconds of the collectives, one after the other."""
+        records = [program.record(eqn, 1) for eqn in eqns if eqn.sends]
+        sizes = (full_bytes(record, program.mesh.count(record.axes)) for record in records)
+        return sum(
+            self.placement.seconds(record.op.timed_as, record.axes, size)
+            for record, size in zip(records, sizes, strict=True)
+        )
+
+
+class _Steps:
+    """The equations that replace one collective."""
+
+    def __init__(self, program: Program, eqn: Eqn, levels: Mapping[str, int], machine: str):
+        self.of, self.eqn, self.eqns = program, eqn, list[Eqn]()
+        assert eqn.collective is not None
+        self.axes = eqn.collective.axes
+        self.level: Callable[[str], int] = lambda axis: levels.get(axis, 0)
+        slowest = max(map(self.level, self.axes))
+        # axes of one level, one after the other in the collective's order
+        self.runs = [tuple(run) for _, run in groupby(self.axes, self.level)]
+        slow = tuple(axis for axis in self.axes if self.level(axis) == slowest)
+        dim = () if eqn.cause.about else tuple(x for x in [getattr(eqn.op, "dim", "")] if x)
+        self.cause = Cause(Because.STEPS, dims=dim, axes=slow, what=machine, parts=(eqn.cause,) if eqn.cause else ())
+
+    def add(self) -> str:
+        """Add the equations; returns the reason if the collective stays flat."""
+        (x, *others), op = self.eqn.ins, self.eqn.op
+        if others or not self.of.local_bytes(x):
+            return "it sends only filled slots" if others else "it is empty"
+        match op:
+            case AllReduce(kind="sum"):
+                return self.all_reduce(x)
+            case AllGather() | ReduceScatter() | AllToAll():
+                self.by_level(x, op)
+                return ""
+            case _:
+                return f"a {getattr(op, 'kind', op.name)} cannot be scattered"
+
+    def put(self, op: Op | Collective, x: Var, out: Var, **params: Any) -> Var:
+        cause = {} if isinstance(op, Op) else {"cause": self.cause}
+        self.eqns.append(Eqn(op, (x,), (out,), params, self.eqn.where, self.eqn.backward, **cause))
+        return out
+
+    def send(self, op: Collective, x: Var, out: Var | None = None) -> Var:
+        return self.put(op, x, out or Var(x.dims, x.dtype, x.name, op.step(x.sharding, self.of.mesh)))
+
+    def all_reduce(self, x: Var) -> str:
+        """Reduce and scatter over the levels from the fastest, reduce over the slowest, and gather back."""
+        ordered = sorted(self.axes, key=self.level)
+        *fast, slow = [tuple(axes) for _, axes in groupby(ordered, self.level)]
+        ways, elements = self.of.mesh.count(sum(fast, ())), math.prod(self.of.local_shape(x))
+        if elements < ways:
+            return f"{elements} element{'s' * (elements > 1)} for {ways} devices"
+        whole = x
+        name = next((d.name for d, n in zip(x.dims, self.of.local_shape(x), strict=True) if n % ways == 0), "")
+        if not name:  # one flat dim, with zeros at its end
+            name = self.private("packed")
+            others = tuple(axis for axis in self.of.mesh.axes if axis in x.sharding.split_axes)
+            other = Dim(self.private("other"), self.of.mesh.count(others))
+            shape = (*([other] if others else []), Dim(name, -(-elements // ways) * ways))
+            split = Sharding.of({other.name: others}, x.sharding.partial, x.sharding.kind)
+            x = self.put(PACK, x, Var(shape, x.dtype, x.name, split), shape=shape, dims=(None,))
+        for axes in fast:
+            x = self.send(ReduceScatter(name, axes), x)
+        x = self.send(AllReduce(slow), x)
+        for axes in reversed(fast):
+            last = axes is fast[0] and whole.dims == x.dims
+            x = self.send(AllGather(name, axes), x, self.eqn.outs[0] if last else None)
+        if whole.dims != x.dims:
+            out = self.eqn.outs[0]
+            self.put(UNPACK, x, out, result=(out.dims,), dims=(None,))
+        return ""
+
+    def by_level(self, x: Var, op: AllGather | ReduceScatter | AllToAll) -> None:
+        """Regroup the dims, send over one run of axes after another, and join the dims."""
+        out = self.eqn.outs[0]
+        whole = {op.dim: out if isinstance(op, ReduceScatter) else x}
+        if isinstance(op, AllToAll):
+            whole[op.to] = out
+        parts = {name: self.parts(name, v) for name, v in whole.items()}
+        x = self.regroup(x, parts, out=None)
+        order = sorted(range(len(self.runs)), key=lambda i: self.level(self.runs[i][0]))
+        for i in reversed(order) if isinstance(op, AllGather) else order:
+            names = {"dim": parts[op.dim][i].name} | ({"to": parts[op.to][i].name} if isinstance(op, AllToAll) else {})
+            x = self.send(dataclasses.replace(op, axes=self.runs[i], **names), x)
+        self.regroup(x, parts, out=out)
+
+    def parts(self, name: str, v: Var) -> Shape:
+        """One dim for each run of axes, of a dim that is split in `v` over other axes and then over the runs."""
+        dim = next(d for d in v.dims if d.name == name)
+        before = v.sharding.axes(dim)[: -len(self.axes)]
+        count = self.of.mesh.count
+        sizes = [count(run) for run in self.runs]
+        sizes[0] *= count(before)
+        sizes[-1] *= self.of.extents.padded(dim) // math.prod(sizes)
+        return tuple(Dim(self.private(f"{name}__{'_'.join(run)}"), n) for run, n in zip(self.runs, sizes, strict=True))
+
+    def regroup(self, x: Var, parts: Regrouping, out: Var | None) -> Var:
+        """`x` with the dims in parts; or, if `out` is given, with the parts joined to the dims of `out`."""
+        if out is not None:
+            return self.put(REGROUP, x, out, shape=out.dims, dims=parts)
+        shape = tuple(part for d in x.dims for part in parts.get(d.name, (d,)))
+        split = dict(x.sharding.split)
+        for name, dims in parts.items():
+            axes = split.pop(name, ())
+            runs = self.runs if axes[len(axes) - len(self.axes) :] == self.axes else [()] * len(self.runs)
+            before = axes[: len(axes) - sum(map(len, runs))]
+            split |= {d.name: (*before * (i == 0), *runs[i]) for i, d in enumerate(dims)}
+        fine = Sharding.of(split, x.sharding.partial, x.sharding.kind)
+        return self.put(REGROUP, x, Var(shape, x.dtype, x.name, fine), shape=shape, dims=parts)
+
+    def private(self, name: str) -> str:
+        """A dim name for which the layout has no rule, and which the value does not have."""
+        taken = {d.name for v in (*self.eqn.ins, *self.eqn.outs) for d in v.dims}
+        while name in self.of.extents.multiple or name in taken:
+            name += "_"
+        return name
