@@ -27,18 +27,21 @@ def integers(rng: np.random.Generator, sizes: tuple[int, ...], dims: str) -> md.
 
 def same_everywhere(f: Callable[..., Any], args: list[Any], mesh: str, layout: str) -> md.Program:
     """The program of f, whose simulation on every device gives exactly what its kernels give undivided."""
-    program = md.compile(f, mesh, layout).program(*args)
-    wanted = md.simulate(md.compile(f, "one:1").program(*args), *args)
+    compiled = md.compile(f, "one:1")
+    program = compiled.under(mesh, layout).program(*args)  # of the same trace
+    wanted = md.simulate(compiled.program(*args), *args)
     for got, want in zip(md.simulate(program, *args), wanted, strict=True):
         np.testing.assert_array_equal(got, want, err_msg=f"{mesh} {layout}\n{program}")
     return program
 
 
 def both_ways(f: Callable[..., Any], args: list[Any], mesh: str, layout: str) -> None:
-    same_everywhere(f, args, mesh, layout)
+    def loss(*xs: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        y = f(*xs)
+        return md.sum(md.square(y) * 2), y
+
     floating = tuple(i for i, x in enumerate(args) if x.dtype.kind == "f")
-    gradient = md.grad(lambda *xs: md.sum(md.square(f(*xs)) * 2), argnums=floating)
-    same_everywhere(gradient, args, mesh, layout)
+    same_everywhere(md.value_and_grad(loss, argnums=floating, has_aux=True), args, mesh, layout)
 
 
 def legal(layout: str, mentioned: str) -> str:
