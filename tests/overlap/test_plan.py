@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import jax
@@ -28,7 +29,8 @@ WHERE = ("rows:4", "batch:rows; group:rows; expert:rows")
 MODES = ("dw", "lancet", "list", "halves", "auto")
 
 
-def step_of(mode: Any, router: str = "switch") -> tuple[md.Compiled, tuple[Any, ...]]:
+@cache  # planning and lowering a step takes seconds, and the tests of this file read the same steps
+def step_of(mode: Any, router: str) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step of a small mixture of experts under one overlap, and the types of its arguments."""
     workload = gpt_moe.replace(**SMALL, **EXPERTS, router=router)
     machine = None if mode == "none" else "a100-p4de:compiled"
@@ -67,7 +69,7 @@ def test_overlap_modes_keep_loss_bitwise_and_gradients_close(router: str, modes:
 
 
 def test_overlap_halves_runs_on_devices_as_simulated() -> None:
-    compiled, types = step_of("halves")
+    compiled, types = step_of("halves", "switch")
     program = compiled.program(*types)
     given = arguments(program)
     leaves, structure = jax.tree.flatten(types, is_leaf=lambda x: hasattr(x, "shape"))
@@ -78,12 +80,12 @@ def test_overlap_halves_runs_on_devices_as_simulated() -> None:
 
 
 def test_overlap_sends_the_same_bytes_and_states_them_in_stablehlo() -> None:
-    plain, types = step_of("none")
+    plain, types = step_of("none", "switch")
     sent = Counter[str]()
     for record in plain.program(*types).collectives:
         sent[record.kind] += round(record.bytes * record.count)
     for mode in ("dw", "list", "halves"):
-        compiled, _ = step_of(mode)
+        compiled, _ = step_of(mode, "switch")
         program = compiled.program(*types)
         found = Counter[str]()
         for record in program.collectives:
@@ -95,7 +97,7 @@ def test_overlap_sends_the_same_bytes_and_states_them_in_stablehlo() -> None:
 
 
 def test_overlap_plan_says_what_was_tried_and_what_runs_in_each_window() -> None:
-    compiled, types = step_of("auto")
+    compiled, types = step_of("auto", "switch")
     compiled.program(*types)
     plan = compiled.overlap
     assert plan.attempts[0].name == "none" and plan.after.seconds <= plan.before.seconds
