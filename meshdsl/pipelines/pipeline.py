@@ -28,7 +28,7 @@ def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, 
     replaced: dict[Eqn, Graph] = {}
     rules = dict(layout.rules)
     for loop in found:
-        dims = _dims(loop, names)
+        dims = _dims(loop, names, layout)
         rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
         types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
@@ -37,7 +37,7 @@ def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, 
     return graph, Layout(rules, overrides=layout.overrides), tuple(loop.schedule for loop in found)
 
 
-def _dims(loop: Loop, names: set[str]) -> Dims:
+def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
     """Dims whose names nothing has yet; they are added to `names`."""
 
     def fresh(name: str, size: int) -> Dim:
@@ -51,7 +51,9 @@ def _dims(loop: Loop, names: set[str]) -> Dims:
     stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner)
     ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.microbatches, schedule.warm), strict=True)
     a, b, c = (fresh(name, size) for name, size in ticks)
-    return Dims(stages, fresh("slot", schedule.slots), (a, b, c))
+    others = {d.name for eqn, _ in walk(loop.body) for v in (*eqn.ins, *eqn.outs) for d in v.dims} - {loop.dim.name}
+    shared = any(not set(layout.axes(loop.dim.name)).isdisjoint(layout.axes(name)) for name in others)
+    return Dims(stages, fresh("slot", schedule.slots), (a, b, c), shared)
 
 
 def _with(graph: Graph, replaced: dict[Eqn, Graph]) -> Graph:

@@ -49,6 +49,7 @@ class Dims:
     stages: StageDims
     slot: Dim
     ticks: tuple[Dim, Dim, Dim]  # of forward passes, of both, of backward passes
+    shared: bool  # whether the layout splits other dims over the stages too, for example the vocabulary
 
 
 def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
@@ -209,7 +210,9 @@ class _Pipe:
         by_row = {v: new_rows[i] for v, i in numbers.items()}
         here = broadcast(iota(self.stage), (self.stage, self._every)) == iota(self._every)
         collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
-        last = [of_stage(x, self.stage, self.stage.size - 1) for x in (*after, *collected)]
+        last = [*after, *collected]
+        if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one does
+            last = [of_stage(x, self.stage, self.stage.size - 1) for x in last]
         every = StageDims(stages.layer, self._every, stages.inner)
         complete = [stacked_again(x, every) for x in last[n:]]
         moved = [shift(x, self.stage, 1) for x in (*after, *collected)]
@@ -225,11 +228,16 @@ class _Pipe:
         graph = self.between_graph
         known = [*consts, *rows, *(last.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         graph, known = _without_missing(graph, known)
-        found = evaluate(graph, known)
+        found = batched(graph, known, self.stage, lambda x: by_stage(x, self.dims.stages))
         entering = len(self.loop.shipped) + len(self.crossing)
         terms = iter(found[entering:])
         sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
-        return found[:entering], {key: _sum(xs) for key, xs in sums.items() if xs}
+        totals = {key: _sum(xs) for key, xs in sums.items() if xs}
+        last_stage = self.stage.size - 1
+        return found[:entering], {
+            key: x if self.dims.shared else of_stage(staged(x, self.stage), self.stage, last_stage)
+            for key, x in totals.items()
+        }
 
     def backward(
         self, tick: Tensor, ring: list[Tensor], state: list[Tensor], entering: list[Tensor] | None
