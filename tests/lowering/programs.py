@@ -77,7 +77,9 @@ def draw_layout(rng: Draw, mesh: str, tensors: Sequence[Sequence[str]]) -> Rules
 def same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> bool:
     """True if all values are equal (-0 equals 0, NaN equals NaN)."""
     return all(
-        a.shape == b.shape and a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and np.array_equal(a, b, equal_nan=a.dtype.kind in "fV")  # V: bfloat16
         for a, b in zip(got, wanted, strict=True)
     )
 
