@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import json
 import pkgutil
 import sys
 import traceback
@@ -79,16 +80,33 @@ def _bundled(text: str) -> md.Workload:
 
 
 def _configured_by(path: Path) -> md.Workload:
-    """The model of a Hugging Face config.json, by its `model_type`; raises `CheckpointError` where it differs."""
-    from .weights.load import workload_of_config
+    """The model of a Hugging Face config.json by its `model_type`, computed in the file's dtype with float32 weights.
 
+    Raises `UsageError` for a type that no module of `meshdsl.models` reads, and for keys that the model does not know.
+    """
     _check_file(path)
-    readers: dict[str, md.Workload] = {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
+    readers: dict[object, md.Workload] = {}
     for module in pkgutil.iter_modules(models.__path__):
         for workload in _workloads(importlib.import_module(f"{models.__name__}.{module.name}")).values():
             if workload.hugging_face is not None:
-                readers.setdefault(str(workload.hugging_face.fixed.get("model_type")), workload)
-    return workload_of_config(path, readers)
+                readers.setdefault(workload.hugging_face.fixed.get("model_type"), workload)
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in readers:
+        raise UsageError(f"{path} has no known model_type: {str(kind)[:60]!r}{_list_names(sorted(map(str, readers)))}")
+    workload, hub = readers[kind], md.HubConfig(values)
+    assert workload.hugging_face is not None
+    fields = workload.hugging_face.read_config(hub, workload.config)
+    dtype = str(values.get("dtype", values.get("torch_dtype")) or "float32").removeprefix("torch.")
+    problems = [*hub.problems]
+    if dtype not in ("float32", "float16", "bfloat16"):
+        problems.append(f"dtype is {dtype[:60]!r}, which this model does not know")
+    if problems:
+        raise UsageError("\n  ".join([f"{path} does not fit {workload.name}", *problems]))
+    return workload.replace(**fields, compute_dtype=dtype)
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:

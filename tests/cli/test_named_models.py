@@ -37,10 +37,14 @@ def test_a_config_json_is_a_model(tmp_path: Path):
     file = tmp_path / "config.json"
     file.write_text(json.dumps(values | {"model_type": "other"}))
     run = here("list", str(file))
-    assert run.code == 4 and "'other'" in run.err and "llama, mamba" in run.err
-    file.write_text(json.dumps(values | {"hidden_act": "relu", "surprise": 3}))
+    assert run.code == 2 and "'other'" in run.err and "llama, mamba" in run.err
+    file.write_text("[1]")
+    assert here("list", str(file)).code == 2
+    file.write_text("{")
+    assert "cannot be read as JSON" in here("list", str(file)).err
+    file.write_text(json.dumps(values | {"hidden_act": "relu", "surprise": 3, "dtype": "int3"}))
     run = here("list", str(file))
-    assert run.code == 4 and "only 'silu'" in run.err and "surprise" in run.err
+    assert run.code == 2 and "only 'silu'" in run.err and "surprise" in run.err and "'int3'" in run.err
 
 
 def test_a_model_that_is_not_there_gets_the_list():

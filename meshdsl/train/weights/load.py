@@ -23,7 +23,7 @@ from .config import HubConfig
 from .files import Stored, open_directory, read_json
 from .table import STACKED, HuggingFace, Rule, rule_of
 
-__all__ = ["hugging_face_of", "import_hugging_face", "read_params", "rules_of", "workload_of_config"]
+__all__ = ["hugging_face_of", "import_hugging_face", "read_params", "rules_of"]
 
 _MOST = 40  # lines of an error
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -75,19 +75,6 @@ def import_hugging_face(
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
-
-
-def workload_of_config(file: Path, readers: Mapping[str, Any]) -> Any:
-    """The workload of a config.json without weights; `readers` are workloads by the `model_type` that they read."""
-    values = read_json(file)
-    kind = str(values.get("model_type"))
-    if kind not in readers:
-        raise CheckpointError(f"{file} is a model of type {show(kind)}; known: {', '.join(sorted(readers))}")
-    hub = HubConfig(values)
-    configured = _configured(readers[kind], hugging_face_of(readers[kind]), hub, None)
-    if hub.problems:
-        _refuse(file, readers[kind], hub.problems)
-    return configured
 
 
 def hugging_face_of(workload: Any) -> HuggingFace:
