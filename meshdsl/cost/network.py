@@ -131,7 +131,7 @@ def place(network: Network, mesh: Mesh, assignment: Mapping[str, str | Sequence[
     `assignment` names hardware axes for every mesh axis of more than one device, major to minor; `axis:size` names a
     part of one. If two mesh axes use parts of the same hardware axis, the first one mentioned is the major one.
 
-    >>> network = Network((Level("switch", {"gpu": 8}, 200e9), Level("switch", {"node": 4}, 25e9, share=8)))
+    >>> network = Network((NetworkTier("switch", {"gpu": 8}, 200e9), NetworkTier("switch", {"node": 4}, 25e9, share=8)))
     >>> print(place(network, Mesh("data:4 model:4")))
     data:4 on node:2 x gpu:2 step 4
     model:4 on gpu:4

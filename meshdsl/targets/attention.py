@@ -72,7 +72,7 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
     >>> print(choose(case, "auto", target_named("tpu")))
     pallas:512x512
     >>> choose(case, "auto", target_named("cpu"))
-    Kernel(name='blockwise', asked='auto', reason='no fused kernel for cpu', queries=0, keys=0)
+    AttentionKernel(name='blockwise', asked='auto', reason='no fused kernel for cpu', queries=0, keys=0)
     """
     if asked == "blockwise":
         return AttentionKernel("blockwise", asked)

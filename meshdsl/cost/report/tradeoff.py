@@ -26,7 +26,7 @@ def tradeoff(points: Sequence[TradeoffPoint], limit: float) -> str:
 
     Requires at least one point. Plans slower than four times the fastest that fits are left out.
 
-    >>> points = [Point(1.0, 2e9, "a"), Point(2.0, 1e9, "b"), Point(2.0, 3e9, "c")]
+    >>> points = [TradeoffPoint(1.0, 2e9, "a"), TradeoffPoint(2.0, 1e9, "b"), TradeoffPoint(2.0, 3e9, "c")]
     >>> tradeoff(points, limit=2.5e9).count("<circle"), [p.words for p in pareto(points)]
     (3, ['a', 'b'])
     """
