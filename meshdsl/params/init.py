@@ -208,4 +208,4 @@ def glorot(fan_in: DimsLike, fan_out: DimsLike, distribution: str = "uniform") -
 
 def _drawn(dtype: Any) -> np.dtype:
     """The dtype in which numbers are drawn: at least float32, which is then rounded to narrower floats."""
-    return np.dtype(jnp.promote_types(dtype, np.float32))
+    return np.dtype(dtype if np.dtype(dtype).itemsize > 4 else np.float32)  # JAX promotes no 8-bit floats

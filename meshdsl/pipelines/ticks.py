@@ -219,7 +219,7 @@ class _Pipe:
         return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
 
     def _first_row(self, tick: Tensor) -> Tensor:
-        """The number in the ring of the first row of a tick; stage s of S reads a micro-batch's rows 2(S-1-s) ticks later."""
+        """The number in the ring of a tick's first row. Stage s of S reads the rows 2(S-1-s) ticks later."""
         return tick % self.loop.schedule.slots * self.dims.stages.inner.size
 
     def between(self, tick: Tensor, last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:

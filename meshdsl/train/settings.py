@@ -93,17 +93,13 @@ class Settings:
             mesh, rules = mesh_and_layout(self.workload, self.layout, text)
             layout = plan.layout if self.layout is None and self.plan else rules
         overlap = plan.overlap if plan.overlap.mode == chosen.overlap else md.Overlap(chosen.overlap)
-        chosen_plan = md.Plan(
-            mesh,
-            layout,
-            dataclasses.replace(
-                plan.weight_update, mode=chosen.weight_update, group=chosen.update_group, regather=chosen.regather
-            ),
-            chosen.remat,
-            chosen.microbatches,
-            overlap,
-            steps=chosen.collective_steps or "auto",
+        update = dataclasses.replace(
+            plan.weight_update, mode=chosen.weight_update, group=chosen.update_group, regather=chosen.regather
         )
+        chosen_plan = plan.replace(
+            mesh=mesh, layout=layout, weight_update=update, remat=chosen.remat, microbatches=chosen.microbatches,
+            overlap=overlap, steps=chosen.collective_steps or "auto", machine=None,
+        )  # fmt: skip
         decides = chosen_plan.needs_machine or chosen.collective_steps == "auto"
         return chosen_plan.replace(machine=chosen.machine) if decides else chosen_plan
 

@@ -57,6 +57,8 @@ def test_analyze_finds_a_plan_for_a_number_of_devices():
     assert run.code == 0 and math.prod(json.loads(run.out)["mesh"].values()) == 4
     run = here("analyze", "mlp", "--devices", "4", "--layout", "data")
     assert run.code == 2 and "--layout has no effect with --devices" in run.err
+    run = here("analyze", "mlp", "--devices", "4", "--remat", "full", "--collective-steps", "flat")
+    assert run.code == 2 and "--remat, --collective-steps has no effect with --devices" in run.err
 
 
 def test_checkpoints_at_a_url_are_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
-
 import meshdsl as md
 
 from .assignment import Assignment, Choice, Picks
@@ -128,7 +126,7 @@ METHODS: dict[str, Callable[[Assignment], Dispatch]] = {"index": by_index, "eins
 
 def _wide(x: md.Tensor) -> Any:
     """The dtype in which values are summed."""
-    return jnp.promote_types(x.dtype, "float32")
+    return x.dtype if x.dtype.itemsize > 4 else "float32"  # JAX promotes no 8-bit floats
 
 
 def _sum(terms: Sequence[md.Tensor], dtype: Any) -> md.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 from .colours import painted
 from .common import command, out_file, positive, print_json, workload_of, workload_options, write
 from .costing import assignment_of, cost_options, exit_code, machine_of, pictures_of, report_for
-from .plans import check_forward, knob_options, workload_and_plan
+from .plans import given_knobs, knob_options, workload_and_plan
 
 __all__ = ["add"]
 
@@ -56,14 +56,8 @@ def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
 
     from ...train import UsageError
 
-    check_forward(options)
-    given = {
-        "--layout": options.layout, "--mesh": options.mesh, "--plan": options.plan, "--remat": options.remat,
-        "--weight-update": options.weight_update, "--update-group": options.update_group,
-        "--regather": options.regather, "--microbatches": options.microbatches, "--overlap": options.overlap,
-        "--forward": options.forward,
-    }  # fmt: skip
-    if names := [name for name, value in given.items() if value]:
+    given = {"--layout": options.layout, "--mesh": options.mesh, "--plan": options.plan, "--forward": options.forward}
+    if names := [*(name for name, value in given.items() if value), *given_knobs(options)]:
         raise UsageError(
             f"{', '.join(names)} has no effect with --devices, which searches for the plan\n"
             "  leave one of the two out, or use meshdsl search, where options fix a part of the plan"

@@ -9,7 +9,15 @@ from typing import Any
 from ...overlap.values import MODES, STEPS
 from .common import positive, section, workload_of
 
-__all__ = ["check_forward", "knob_options", "overlap_option", "plan_of", "update_options", "workload_and_plan"]
+__all__ = [
+    "check_forward",
+    "given_knobs",
+    "knob_options",
+    "overlap_option",
+    "plan_of",
+    "update_options",
+    "workload_and_plan",
+]
 
 UPDATES = ("replicated", "sharded", "auto")
 
@@ -117,6 +125,12 @@ def overridden(plan: Any, options: argparse.Namespace) -> Any:
     if getattr(options, "collective_steps", None) is not None:
         changes["steps"] = options.collective_steps
     return plan.replace(**changes) if changes else plan
+
+
+def given_knobs(options: argparse.Namespace) -> list[str]:
+    """The options that set a knob of the plan and were given."""
+    knobs = ("weight_update", "update_group", "regather", "remat", "microbatches", "overlap", "collective_steps")
+    return [f"--{name.replace('_', '-')}" for name in knobs if getattr(options, name) is not None]
 
 
 def check_forward(options: argparse.Namespace) -> None:
