@@ -100,13 +100,12 @@ def _configured_by(path: Path) -> md.Workload:
     workload, hub = readers[kind], md.HubConfig(values)
     assert workload.hugging_face is not None
     fields = workload.hugging_face.read_config(hub, workload.config)
-    dtype = str(values.get("dtype", values.get("torch_dtype")) or "float32").removeprefix("torch.")
     problems = [*hub.problems]
-    if dtype not in ("float32", "float16", "bfloat16"):
-        problems.append(f"dtype is {dtype[:60]!r}, which this model does not know")
+    if hub.dtype not in ("float32", "float16", "bfloat16"):
+        problems.append(f"dtype is {hub.dtype[:60]!r}, which this model does not know")
     if problems:
         raise UsageError("\n  ".join([f"{path} does not fit {workload.name}", *problems]))
-    return workload.replace(**fields, compute_dtype=dtype)
+    return workload.replace(**fields, compute_dtype=hub.dtype)
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:

@@ -39,6 +39,13 @@ def test_settings_later_sources_override(tmp_path: Path):
     assert resolve(WORKLOAD, file).workload.config.drop.keep == 0.25
 
 
+def test_a_run_keeps_what_only_its_plan_file_says(tmp_path: Path):
+    file = tmp_path / "plan.toml"
+    file.write_text(md.Plan("rows:1", unroll=True, attention_kernel="blockwise").to_toml())
+    plan = resolve(WORKLOAD, None, [f"plan={file}"]).run_plan()
+    assert (plan.unroll, plan.attention_kernel) == (True, "blockwise")
+
+
 MISTAKES = [
     ("[train]\nstep = 3", [], "has no key 'train.step'; did you mean 'train.steps'?"),
     ("[trian]\nsteps = 3", [], "has no key 'trian'"),

@@ -268,3 +268,10 @@ def test_param_errors_match_golden_text(golden: Callable[[str, str], None]):
         message = re.sub(r"(test_params.py):[0-9]+", r"\1:LINE", message)
         texts.append(f"{type(caught.value).__name__}: {message}")
     golden("params_mistakes", "\n\n".join(texts))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fn", "float16", "bfloat16", "float64"])
+def test_initial_values_of_every_float_are_drawn_in_float32_or_wider(dtype: str):
+    draw = md.init.normal(1.0)
+    wide = draw(md.random.key(0), md.dims("io:64"), "float64" if dtype == "float64" else "float32")
+    np.testing.assert_array_equal(draw(md.random.key(0), md.dims("io:64"), dtype).numpy(), md.cast(wide, dtype).numpy())

@@ -45,6 +45,8 @@ class HubConfig:
     (64, 1)
     >>> config.only("hidden_act", "silu")
     'silu'
+    >>> md.HubConfig({"torch_dtype": "bfloat16"}).dtype
+    'bfloat16'
     >>> print(*config.problems, sep="\\n")
     num_layers is missing
     hidden_act is 'relu'; this model supports only 'silu'
@@ -113,6 +115,12 @@ class HubConfig:
             if key not in self._read and key not in _HARMLESS.split() and value is not None:
                 text = f"{self.where}{show(key)[1:-1]} is {show(value)}, which this model does not know"
                 self._problems.append(f"{text}; it may change the results")
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights: `dtype`, or `torch_dtype` of older files; float32 without either."""
+        stored = self.values.get("dtype", self.values.get("torch_dtype")) or "float32"
+        return str(stored).removeprefix("torch.")
 
     @property
     def complete(self) -> bool:

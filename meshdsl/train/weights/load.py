@@ -103,8 +103,7 @@ def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping
 
 def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtype: str | None) -> Any:
     """The workload with the values of config.json."""
-    stored = hub.values.get("dtype", hub.values.get("torch_dtype")) or "float32"
-    dtype = dtype or str(stored).removeprefix("torch.")
+    dtype = dtype or hub.dtype
     if dtype not in _FLOATS:
         raise ShapeError(f"weights of dtype {dtype!r} are not supported; known: {', '.join(_FLOATS)}")
     settings = {"param_dtype": dtype, "compute_dtype": dtype, **table.read_config(hub, workload.config)}
