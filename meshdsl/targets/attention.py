@@ -106,6 +106,7 @@ def case_of(program: Program, eqn: Eqn) -> Case:
         dtype=q.dtype,
         block=how.block,
         extras=how.extras,
+        soft_cap=how.soft_cap is not None,
         empty=0 in (*program.local_shape(q), *program.local_shape(v)),
         part=bool(split) or eqn.op not in (ATTENTION, ATTENTION_GRAD),
         padded=keys[how.keys] * program.mesh.count(split) > size[how.keys],

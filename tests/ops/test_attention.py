@@ -25,7 +25,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias": {"bias": True, "causal": True},
     "segments": {"segments": True},
     "offset": {"offset": 2, "causal": True},
-    "all": {"mask": True, "bias": True, "segments": True, "window": 4, "scale": 0.7},
+    "soft_cap": {"soft_cap": 0.8, "causal": True},
+    "all": {"mask": True, "bias": True, "segments": True, "window": 4, "scale": 0.7, "soft_cap": 1.3},
 }
 
 
@@ -99,6 +100,22 @@ def test_the_formula_is_that_of_jax() -> None:
     loss, grads = jax.jit(jax.value_and_grad(theirs, (0, 1, 2)))(q.array, k.array, v.array)
     ours, _, *our_grads = by_formula([q, k, v], causal=True, window=3)
     assert_close((ours, our_grads), (loss, list(grads)), 1e-6)  # JAX's softmax is in float32
+
+
+def test_a_soft_cap_is_a_tanh_of_the_scores_before_the_bias() -> None:
+    ins, options = operands("all")
+    del options["mask"], options["segment_ids"]
+
+    def theirs(q: Any, k: Any, v: Any, bias: Any) -> Any:
+        s = 1.3 * jnp.tanh(jnp.einsum("blhgd,bmhd->bhglm", q, k) * 0.7 / 1.3) + jnp.moveaxis(bias, 1, 2)
+        away = jnp.arange(7)[:, None] - jnp.arange(7)
+        p = jax.nn.softmax(jnp.where(jnp.abs(away) < 4, s, -jnp.inf), -1)
+        return jnp.sum(jnp.square(jnp.einsum("bhglm,hmbe->blhge", p, v)))
+
+    loss, grads = jax.value_and_grad(theirs, (0, 1, 2, 3))(*(x.array for x in ins))
+    for method in ("auto", "plain"):
+        ours, _, *our_grads = jax.tree.leaves(loss_of(ins, block=3, method=method, **options)(*ins))
+        assert_close((ours, our_grads), (loss, list(grads)))
 
 
 def test_a_query_that_sees_no_key_gives_zeros_and_has_no_gradient() -> None:
@@ -233,6 +250,7 @@ WRONG = {
     "a dim of k alone": (lambda q, k, v: md.attention(q, md.broadcast(k, "x:2 length head"), v), "which q"),
     "v unlike k": (lambda q, k, v: md.attention(q, k, md.broadcast(v, "x:2 length head")), "one dim of its own"),
     "window of 0": (lambda q, k, v: md.attention(q, k, v, window=0), "window is a number"),
+    "soft cap of 0": (lambda q, k, v: md.attention(q, k, v, soft_cap=0.0), "soft_cap is a positive number; got 0.0"),
     "method": (lambda q, k, v: md.attention(q, k, v, method="flash"), "method is one of"),
     "offset without causal": (lambda q, k, v: md.attention(q, k, v, offset=1), "has an effect only with"),
     "causal without positions": (

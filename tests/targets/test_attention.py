@@ -35,9 +35,10 @@ ARRAYS: dict[str, dict[str, Any]] = {
     "padding": {"count": 200, "segments": True},
     "zigzag": {"causal": True, "spans": HALVES},
     "zigzag_segments": {"causal": True, "spans": HALVES, "segments": True},
+    "soft_cap": {"causal": True, "segments": True, "soft_cap": 0.6},
     "in_parts": {"causal": True, "vmem": 1},  # one block of keys at a time
 }
-QUICK = ("window_segments", "early", "in_parts")
+QUICK = ("window_segments", "soft_cap", "early", "in_parts")
 
 
 def arrays(
@@ -48,6 +49,7 @@ def arrays(
     offset: int | None = None,
     count: int | None = None,
     spans: Any = (WHOLE, WHOLE),
+    soft_cap: float | None = None,
 ) -> Arrays:
     """Operands with two batch dims, two group dims and values of another size than keys, in blocks of 128."""
     draw, batch, group = np.random.default_rng(seed), (2, 1), (1, 2)
@@ -63,6 +65,7 @@ def arrays(
         keys=keys,
         sees=Sees(causal, window, count or last, padded=count is not None),
         scale=0.3,
+        soft_cap=soft_cap,
         batch=2,
         offset=None if offset is None else np.int32(offset),
         segments=ids if segments else None,
@@ -93,6 +96,7 @@ def test_fused_attention_is_the_plain_formula(name: str, monkeypatch: pytest.Mon
 
 LAYOUTS = {
     "ring": ("length:rows", "ring", {"causal": True}),  # in zigzag order
+    "ring_soft_cap": ("length:rows", "ring", {"causal": True, "soft_cap": 0.7}),
     "ring_window": ("length:rows", "ring", {"causal": True, "window": 200}),
     "all_to_all": ("length:rows", "all_to_all", {"causal": True}),
     "heads": ("heads:rows", "auto", {}),
@@ -139,6 +143,9 @@ CHOICES = [
     ({}, "pallas", "cpu", "", "pallas runs on tpu, not on cpu"),
     ({"part": True}, "auto", "gpu", "blockwise", "cudnn is not used on a part of the keys"),
     ({"extras": ("bias",)}, "auto", "gpu", "blockwise", "cudnn is not used with bias="),
+    ({"soft_cap": True}, "auto", "tpu", "pallas:512x512", ""),
+    ({"soft_cap": True}, "auto", "gpu", "blockwise",
+     "cudnn is not used with soft_cap=, which JAX's function does not take"),
     ({"ahead": True}, "auto", "gpu", "blockwise", "cudnn takes a window only with causal=True"),
     ({"apart": True}, "cudnn", "gpu", "", "cudnn takes queries and keys of equal positions, without padding"),
     ({"dtype": np.dtype("float32")}, "auto", "gpu", "blockwise", "cudnn takes bfloat16 and float16, not float32"),

@@ -77,6 +77,7 @@ class Arrays:
     sees: Sees
     scale: float
     batch: int  # number of batch dims
+    soft_cap: float | None = None  # scores s become soft_cap * tanh(s / soft_cap) before the bias is added
     offset: Any = None  # an int32 number to add to the positions of the queries
     bias: Any = None
     masks: tuple[Any, ...] = ()  # arrays of scores, true where a query may see a key
@@ -93,6 +94,14 @@ class Arrays:
         group = string.ascii_uppercase[self.batch : self.q.ndim - 2]
         dims = {"q": "qd", "out": "qe", "scores": "qk", "rows": "q"}
         return {name: batch + group + own for name, own in dims.items()} | {"k": f"{batch}kd", "v": f"{batch}ke"}
+
+    def scores(self, xp: Any, q: Any, k: Any) -> tuple[Any, Any]:
+        """The scaled and capped products of queries and keys, and the derivative of the cap (None without one)."""
+        s = self.einsum(xp, "q k -> scores", q, k) * self.scale
+        if self.soft_cap is None:
+            return s, None
+        share = xp.tanh(s / self.soft_cap)
+        return share * self.soft_cap, 1 - share * share
 
     def einsum(self, xp: Any, formula: str, *xs: Any, dtype: Any = None) -> Any:
         """Such as einsum("q k -> scores", q, k), with the names of `letters`, summed in the wide dtype."""

@@ -110,16 +110,16 @@ class _Tiles:
         k = self.at_k if self.nk == 1 else lax.dynamic_slice_in_dim(jnp.asarray(self.at_k), j * self.bk, self.bk)
         return q, k
 
-    def scores(self, xp: Any, q: Any, k: Any, i: Any, j: Any) -> Any:
-        """The scores of a pair of blocks, -inf where a query does not see a key."""
-        s = self.x.einsum(xp, "q k -> scores", q, k) * self.x.scale
+    def scores(self, xp: Any, q: Any, k: Any, i: Any, j: Any) -> tuple[Any, Any]:
+        """The scores of a pair of blocks, -inf where a query does not see a key, and the derivative of their cap."""
+        s, slope = self.x.scores(xp, q, k)
         s = s if self.bias is None else s + self.pair(self.bias, i, j).astype(self.x.wide)
         seen = self.x.sees.pairs(jnp, *self.places(i, j))
         for mask in self.masks:
             seen = seen & self.pair(mask, i, j)
         if self.segments is not None:
             seen = seen & (self.pair(self.segments[0], i, j) == self.pair(self.segments[1], i, j))
-        return jnp.where(seen, s, -jnp.inf)
+        return jnp.where(seen, s, -jnp.inf), slope
 
     def where_seen(self, i: Any, j: Any, compute: Callable[[Any], Any], carry: Any) -> Any:
         """`compute(carry)` if a query of block i may see a key of block j, else the carry."""
@@ -163,7 +163,7 @@ def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
             def attend(carry: Any) -> Any:
                 top, total, acc = carry
                 v = tiles.cols(tiles.v, j)
-                s = tiles.scores(xp, q, tiles.cols(tiles.k, j), i, j)
+                s, _ = tiles.scores(xp, q, tiles.cols(tiles.k, j), i, j)
                 new = jnp.maximum(top, jnp.max(lax.stop_gradient(s), -1))  # no result depends on the shift
                 safe = jnp.where(new == -jnp.inf, 0, new)
                 p, old = jnp.exp(s - safe[..., None]), jnp.exp(top - safe)
@@ -203,9 +203,10 @@ def backward(xp: Any, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tu
             def add(carry: Any) -> Any:
                 dq, dk, dv, db = carry
                 k, v = tiles.cols(tiles.k, j), tiles.cols(tiles.v, j)
-                p = jnp.exp(tiles.scores(xp, q, k, i, j) - low)
+                s, slope = tiles.scores(xp, q, k, i, j)
+                p = jnp.exp(s - low)
                 ds = p * (x.einsum(xp, "out v -> scores", ct, v) - mean)
-                small = ds.astype(q.dtype)
+                small = (ds if slope is None else ds * slope).astype(q.dtype)
                 dq = dq + x.einsum(xp, "scores k -> q", small, k) * x.scale
                 dk = _added(tiles, dk, x.einsum(xp, "scores q -> k", small, q) * x.scale, j)
                 dv = _added(tiles, dv, x.einsum(xp, "scores out -> v", p.astype(ct.dtype), ct), j)

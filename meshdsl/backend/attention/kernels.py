@@ -25,6 +25,7 @@ class Case:
     dtype: np.dtype
     block: int  # queries, and keys, of a block at most
     extras: tuple[str, ...] = ()  # the operands beside q, k and v
+    soft_cap: bool = False
     empty: bool = False  # an operand has no elements
     part: bool = False  # other devices have the other keys
     padded: bool = False  # keys are stored with padding

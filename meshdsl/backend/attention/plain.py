@@ -17,16 +17,16 @@ def _positions(x: Arrays) -> tuple[Any, Any]:
     return q + (0 if x.offset is None else int(x.offset)), k
 
 
-def _scores(xp: Any, x: Arrays) -> Any:
-    """The scores [*batch, *group, queries, keys], -inf where a query does not see a key."""
-    s = x.einsum(xp, "q k -> scores", x.q, x.k) * x.scale
+def _scores(xp: Any, x: Arrays) -> tuple[Any, Any]:
+    """The scores [*batch, *group, queries, keys], -inf where a query does not see a key, and the cap's derivative."""
+    s, slope = x.scores(xp, x.q, x.k)
     s = s if x.bias is None else s + x.bias.astype(x.wide)
     seen = x.sees.pairs(np, *_positions(x))
     for mask in x.masks:
         seen = seen & mask
     if x.segments is not None:
         seen = seen & (x.segments[0] == x.segments[1])
-    return np.where(seen, s, -np.inf)
+    return np.where(seen, s, -np.inf), slope
 
 
 def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
@@ -34,7 +34,7 @@ def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
 
     A query that sees no key gets zeros and -inf.
     """
-    s = _scores(xp, x)
+    s, _ = _scores(xp, x)
     top = np.max(s, axis=-1, initial=-np.inf)
     top = np.where(top == -np.inf, 0, top)
     p = np.exp(s - top[..., None])
@@ -45,15 +45,16 @@ def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
 
 def backward(xp: Any, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, Any]:
     """Cotangents of q, k, v and the bias (None without one), in the wide dtype."""
-    s = _scores(xp, x)
+    s, slope = _scores(xp, x)
     p = np.exp(s - np.where(lse == -np.inf, 0, lse)[..., None])
     ct = ct.astype(x.wide)
     dp = x.einsum(xp, "out v -> scores", ct, x.v)
     delta = (ct * out.astype(x.wide)).sum(-1)
     delta = delta if lse_ct is None else delta - lse_ct
     ds = p * (dp - delta[..., None])
-    dq = x.einsum(xp, "scores k -> q", ds, x.k) * x.scale
-    dk = x.einsum(xp, "scores q -> k", ds, x.q) * x.scale
+    product_ct = ds if slope is None else ds * slope
+    dq = x.einsum(xp, "scores k -> q", product_ct, x.k) * x.scale
+    dk = x.einsum(xp, "scores q -> k", product_ct, x.q) * x.scale
     dv = x.einsum(xp, "scores out -> v", p, ct)
     return dq, dk, dv, None if x.bias is None else _summed(ds, x.bias.shape)
 

@@ -34,6 +34,7 @@ def attention(
     segment_ids: Any = None,
     memory_segment_ids: Any = None,
     scale: float | None = None,
+    soft_cap: float | None = None,
     method: str = "auto",
     block: int = 512,
 ) -> Tensor:
@@ -55,7 +56,8 @@ def attention(
     Positions count from 0 along both dims; `offset`, a number or an integer tensor without dims, is added to those of
     the queries. `bias` and `mask` have dims among those of q and `memory`. `memory_segment_ids` are the ids of keys;
     where their positions are called `length`, they are `segment_ids` by default. A query that sees no key gives zeros,
-    and its gradient is zero. `scale` is 1/sqrt(size of `over`) by default. Scores and sums have at least float32.
+    and its gradient is zero. `scale` is 1/sqrt(size of `over`) by default. With `soft_cap`, a score s = scale * q k becomes
+    soft_cap * tanh(s / soft_cap), before the bias is added (Gemma 2, 2024). Scores and sums have at least float32.
 
     `method` says what devices send if a layout splits the positions of queries and keys over the same axes: "ring"
     (keys and values go around), "all_to_all" (the positions are gathered and another shared dim is split instead),
@@ -79,7 +81,7 @@ def attention(
         how = _names(q, k, v, name_of(over), name_of(length), name_of(memory))
         if how.keys == how.length and "segments" in inputs:
             inputs.setdefault("memory_segments", inputs["segments"])
-        _check_options(how, causal, window, method, block, inputs)
+        _check_options(how, causal, window, soft_cap, method, block, inputs)
         _check_operands(how, q, k, v)
         _check_extras(how, q, k, inputs)
         return how
@@ -88,9 +90,10 @@ def attention(
     window = None if window is None else min(window, 1 << 30)  # positions are 32-bit integers
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in inputs)
+    cap = None if soft_cap is None else float(soft_cap)
+    how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method, soft_cap=cap)
     if method == "plain":
-        return plain_attention(q, k, v, how, factor, causal, window, inputs)
-    how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method)
+        return plain_attention(q, k, v, how, causal, window, inputs)
     return bind(ATTENTION, q, k, v, *(inputs[role] for role in order), causal=causal, window=window, how=how)[0]
 
 
@@ -120,7 +123,13 @@ def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str)
 
 
 def _check_options(
-    how: Names, causal: bool, window: int | None, method: str, block: int, inputs: dict[str, Tensor]
+    how: Names,
+    causal: bool,
+    window: int | None,
+    soft_cap: float | None,
+    method: str,
+    block: int,
+    inputs: dict[str, Tensor],
 ) -> None:
     if method not in METHODS:
         raise ShapeError(f"md.attention: method is one of {', '.join(METHODS)}; got {method!r}")
@@ -128,6 +137,8 @@ def _check_options(
         raise ShapeError(f"md.attention: block is a number of positions of at least 1; got {block!r}")
     if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
         raise ShapeError(f"md.attention: window is a number of positions of at least 1; got {window!r}")
+    if soft_cap is not None and not (isinstance(soft_cap, int | float) and 0 < soft_cap < math.inf):
+        raise ShapeError(f"md.attention: soft_cap is a positive number; got {soft_cap!r}")
     if (causal or window is not None) and not how.length and "offset" not in inputs:
         raise ShapeError(
             "md.attention: causal= and window= compare positions, and the queries have none\n"

@@ -35,6 +35,7 @@ class Names:
     scale: float = 1.0
     block: int = 512  # queries, and keys, whose scores are stored at once
     method: str = "auto"
+    soft_cap: float | None = None  # scores s become soft_cap * tanh(s / soft_cap)
     wide: bool = False  # results in at least float32, because others are added to them
 
     def roles(self, ins: Sequence[Any]) -> dict[str, Any]:
@@ -173,6 +174,7 @@ class Canonical:
             keys=keys,
             sees=Sees(causal, window, self.keys.size, stored > self.keys.size),
             scale=self.how.scale,
+            soft_cap=self.how.soft_cap,
             batch=len(self.batch),
             offset=self.arrays.get("offset"),
             bias=bias,

@@ -9,7 +9,7 @@ from ...dims import Dim, Shape, find, names
 from ...trace import Tensor, as_tensor
 from ..contraction import einsum
 from ..dtypes import cast
-from ..elementwise import exp, stop_gradient, where
+from ..elementwise import exp, stop_gradient, tanh, where
 from ..indexing import iota
 from ..reductions import broadcast, max, sum
 from ..reshape import rename, transpose
@@ -23,7 +23,6 @@ def plain_attention(
     k: Tensor,
     v: Tensor,
     how: Names,
-    scale: float,
     causal: bool,
     window: int | None,
     extras: Mapping[str, Tensor],
@@ -35,7 +34,7 @@ def plain_attention(
     k, v = (_renamed(x, how.keys, keys.name) for x in (k, v))
     rest = tuple(d for d in q.dims if d.name != how.over)
     wide = "float64" if q.dtype.itemsize > 4 else "float32"
-    scores = einsum(q, k, out=[*rest, keys], dtype=wide) * scale
+    scores, _ = _capped(einsum(q, k, out=[*rest, keys], dtype=wide) * how.scale, how)
     scores = scores + cast(extras["bias"], wide) if "bias" in extras else scores
     if keys.size == 0:  # no maximum to subtract; a sum of no values is 0
         return einsum(cast(scores, v.dtype), v, out=out)
@@ -48,6 +47,14 @@ def plain_attention(
     p = where(seen, exp(low - stop_gradient(max(low, keys))), 0)
     total = sum(p, keys)
     return einsum(cast(p / where(total > 0, total, 1), v.dtype), v, out=out)
+
+
+def _capped(s: Tensor, how: Names) -> tuple[Tensor, Tensor | None]:
+    """The scores after the soft cap, and its derivative; None without a cap."""
+    if how.soft_cap is None:
+        return s, None
+    share = tanh(s / how.soft_cap)
+    return share * how.soft_cap, 1 - share * share
 
 
 def _keys(k: Tensor, how: Names) -> Dim:
@@ -96,7 +103,7 @@ def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -
     rest = tuple(d for d in q.dims if d.name != how.over)
     scores = (*rest, keys)
     wide = roles["lse"].dtype
-    s = einsum(q, k, out=scores, dtype=wide) * how.scale
+    s, slope = _capped(einsum(q, k, out=scores, dtype=wide) * how.scale, how)
     s = s + cast(roles["bias"], wide) if "bias" in roles else s
     seen = _seen(rest, keys, how, causal, window, roles)
     finite = s > -math.inf
@@ -108,9 +115,10 @@ def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -
     delta = sum(ct * cast(roles["out"], wide), value)
     delta = delta - roles["lse_ct"] if "lse_ct" in roles else delta
     ds = p * (einsum(ct, cast(v, wide), out=scores) - delta)
+    product_ct = ds if slope is None else ds * slope
     gradients = {
-        "q": einsum(ds, cast(k, wide), out=q.dims) * how.scale,
-        "k": einsum(ds, cast(q, wide), out=k.dims) * how.scale,
+        "q": einsum(product_ct, cast(k, wide), out=q.dims) * how.scale,
+        "k": einsum(product_ct, cast(q, wide), out=k.dims) * how.scale,
         "v": einsum(p, ct, out=v.dims),
     }
     gradients |= {role: _renamed(gradients[role], keys.name, how.keys) for role in ("k", "v")}

@@ -75,6 +75,8 @@ def _restored(x: Arrays, y: Any) -> Any:
 def _refusal(case: Case) -> str:
     if case.extras:
         return f"is not used with {case.extras[0]}="
+    if case.soft_cap:
+        return "is not used with soft_cap=, which JAX's function does not take"
     if case.part:
         return "is not used on a part of the keys"
     if case.ahead:

@@ -41,13 +41,20 @@ TN = (((0,), (0,)), ((), ()))
 FIRST = np.int32(0)  # block numbers of 64 bits, which a Python 0 becomes under jax_enable_x64, do not compile
 
 
-def _scores(t: Tiling, q: Any, k: Any, at: tuple[Any, Any], ids: Sequence[Any], masked: bool, queries: int) -> Any:
+def _scores(
+    t: Tiling, q: Any, k: Any, at: tuple[Any, Any], ids: Sequence[Any], masked: bool, queries: int
+) -> tuple[Any, Any]:
     """The scores of a pair of blocks in units of log2(e), UNSEEN where a query does not see a key.
 
-    Queries are on the axis `queries` of the result. `ids` are the segments of its rows, as lanes, and of its columns.
+    The second result is the derivative of their soft cap, None without one. Queries are on the axis `queries` of the result. `ids` are the segments of its rows, as lanes, and of its columns.
     """
     left, right = (q, k) if queries == 0 else (k, q)
-    s = lax.dot_general(left, right, NT, preferred_element_type=t.wide) * np.asarray(t.scale * LOG2E, t.wide)
+    s, slope = lax.dot_general(left, right, NT, preferred_element_type=t.wide), None
+    if t.soft_cap is None:
+        s = s * np.asarray(t.scale * LOG2E, t.wide)
+    else:
+        share = jnp.tanh(s * np.asarray(t.scale / t.soft_cap, t.wide))
+        s, slope = share * np.asarray(t.soft_cap * LOG2E, t.wide), np.asarray(1, t.wide) - share * share
     seen = None
     if masked:
         query, key = (lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (queries, 1 - queries))
@@ -56,7 +63,7 @@ def _scores(t: Tiling, q: Any, k: Any, at: tuple[Any, Any], ids: Sequence[Any], 
         rows, columns = ids
         same = jnp.tile(rows, (1, s.shape[1] // LANES)) == columns[:1]
         seen = same if seen is None else seen & same
-    return s if seen is None else jnp.where(seen, s, np.asarray(UNSEEN, t.wide))
+    return (s if seen is None else jnp.where(seen, s, np.asarray(UNSEEN, t.wide))), slope
 
 
 def _visit(t: Tiling, at: tuple[Any, Any], compute: Callable[[bool], None]) -> None:
@@ -87,7 +94,7 @@ def _forward_kernel(t: Tiling, steps: int, at_q: Any, at_k: Any, *refs: Any) -> 
     at = at_q[i], at_k[j]
 
     def attend(masked: bool) -> None:
-        s = _scores(t, q[...], k[...], at, [x[...] for x in ids], masked, 0)
+        s, _ = _scores(t, q[...], k[...], at, [x[...] for x in ids], masked, 0)
         new = jnp.maximum(top[...], jnp.max(s, 1, keepdims=True))
         p, old = jnp.exp2(s - _lanes(new, t.keys)), jnp.exp2(top[...] - new)
         top[...] = new
@@ -125,9 +132,10 @@ def _backward_kernel(t: Tiling, steps: tuple[int, int, int], at_q: Any, at_k: An
 
     def add(masked: bool) -> None:
         own_q, own_k, own_ct = q[...], k[...], ct[...]
-        p = jnp.exp2(_scores(t, own_q, own_k, at, [x[...] for x in ids], masked, 1) - lse[...])
+        s, slope = _scores(t, own_q, own_k, at, [x[...] for x in ids], masked, 1)
+        p = jnp.exp2(s - lse[...])
         ds = p * (dot(v[...], own_ct, NT) - delta[...])
-        small = ds.astype(own_q.dtype)
+        small = (ds if slope is None else ds * slope).astype(own_q.dtype)
         dv_sum[rows, :] += dot(p.astype(own_ct.dtype), own_ct, NN)
         dk_sum[rows, :] += dot(small, own_q, NN)
         dq_sum[...] += dot(small, own_k, TN)

@@ -82,6 +82,7 @@ def _tiling(x: Arrays) -> Tiling:
         window=x.sees.window,
         count=x.sees.count if x.sees.padded else None,
         scale=x.scale,
+        soft_cap=x.soft_cap,
         wide=np.dtype(x.wide),
         out=np.dtype(x.out),
         segments=x.segments is not None,

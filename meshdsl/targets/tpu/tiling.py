@@ -28,6 +28,7 @@ class Tiling:
     window: int | None
     count: int | None  # keys at positions from here on are padding; None if there is none
     scale: float
+    soft_cap: float | None
     wide: np.dtype[Any]  # of scores and sums
     out: np.dtype[Any]  # of results
     segments: bool
