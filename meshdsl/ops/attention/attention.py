@@ -56,8 +56,9 @@ def attention(
     Positions count from 0 along both dims; `offset`, a number or an integer tensor without dims, is added to those of
     the queries. `bias` and `mask` have dims among those of q and `memory`. `memory_segment_ids` are the ids of keys;
     where their positions are called `length`, they are `segment_ids` by default. A query that sees no key gives zeros,
-    and its gradient is zero. `scale` is 1/sqrt(size of `over`) by default. With `soft_cap`, a score s = scale * q k becomes
-    soft_cap * tanh(s / soft_cap), before the bias is added (Gemma 2, 2024). Scores and sums have at least float32.
+    and its gradient is zero. `scale` is 1/sqrt(size of `over`) by default. With `soft_cap`, a score s = scale * q k
+    becomes soft_cap * tanh(s / soft_cap), before the bias is added (Gemma 2, 2024). Scores and sums have at least
+    float32.
 
     `method` says what devices send if a layout splits the positions of queries and keys over the same axes: "ring"
     (keys and values go around), "all_to_all" (the positions are gathered and another shared dim is split instead),

@@ -46,7 +46,8 @@ def _scores(
 ) -> tuple[Any, Any]:
     """The scores of a pair of blocks in units of log2(e), UNSEEN where a query does not see a key.
 
-    The second result is the derivative of their soft cap, None without one. Queries are on the axis `queries` of the result. `ids` are the segments of its rows, as lanes, and of its columns.
+    The second result is the derivative of their soft cap, None without one. Queries are on the axis `queries` of the
+    results. `ids` are the segments of its rows, as lanes, and of its columns.
     """
     left, right = (q, k) if queries == 0 else (k, q)
     s, slope = lax.dot_general(left, right, NT, preferred_element_type=t.wide), None
