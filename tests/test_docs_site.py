@@ -15,7 +15,8 @@ from meshdsl.tools.pictures import picture
 from tests.pages import PageParser
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md")])
+FOLDERS = [ROOT, *(ROOT / "docs" / folder for folder in (".", "design", "notes"))]
+PAGES = sorted(page.resolve() for folder in FOLDERS for page in folder.glob("*.md"))
 TEXT, MARK = 4.5, 3.0  # success criteria 1.4.3 (text) and 1.4.11 (what a reader has to tell apart)
 
 
@@ -45,10 +46,24 @@ def test_site_images_have_alt_texts(page: Path) -> None:
     assert "<img" not in text
 
 
+def entries(page: Path) -> list[str]:
+    """The entries of a page's toctrees."""
+    trees = re.findall(r"(?ms)^```\{toctree\}(.*?)^```", page.read_text(encoding="utf-8"))
+    return re.findall(r"(?m)^([\w/*]+)$", "\n".join(trees))
+
+
 def test_site_pages_are_in_the_sidebar() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"(?m)^([\w/]+)$", "".join(re.findall(r"(?ms)^```\{toctree\}(.*?)^```", index))))
-    assert {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"} <= listed
+    listed = {entry for page in (ROOT / "docs").glob("*.md") for entry in entries(page)}
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "notes").glob("*.md")]
+    assert {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in pages} - {"index"} <= listed
+
+
+def test_site_sidebar_is_short() -> None:
+    assert len(entries(ROOT / "docs" / "index.md")) <= 15
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -20,6 +20,7 @@ PAGES = [
     DOCS.parent / "CONTRIBUTING.md",
     *sorted(DOCS.glob("*.md")),
     *sorted(DOCS.glob("design/*.md")),
+    *sorted(DOCS.glob("notes/*.md")),
 ]
 PLANNED: set[str] = set()  # what README.md lists among what is missing
 
