@@ -1,0 +1,95 @@
+"""The numbers that pages of the documentation show: python -m benchmarks.figures [GROUP ...] [--lines FILE]
+
+A group is a benchmark that prints JSON lines. Its numbers go, as text, into `docs/figures.json`, and from there into
+the pages, between `<!--KEY-->` and `<!--/-->`. Without a group, only the pages are written again. `--lines FILE` takes
+lines that the benchmark of one group printed before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DOCS = Path(__file__).parent.parent / "docs"
+FILE = DOCS / "figures.json"
+MARK = re.compile(r"<!--([\w.]+)-->(.*?)<!--/-->")
+
+
+class Group(NamedTuple):
+    """A command, and formats of a row: its key, and its numbers. A row without one of the fields has no such number."""
+
+    command: str
+    key: str
+    numbers: dict[str, str]
+
+
+TIMES = {"step": "{step_ms:.1f}", "exposed": "{exposed_ms:.1f}", "peak": "{peak_gb:.2f}"}
+OVERLAP = TIMES | {"speedup": "{speedup:.2f}", "change": "{exposed_change:.0%}", "planning": "{planning_cpu_s:.0f}"}
+GROUPS = {
+    "dense": Group("benchmarks.overlap_dense", "{case}.{overlap}", TIMES),
+    "lancet": Group(
+        "benchmarks.overlap --machines a100-p4de v100-p3dn --routers switch batch_prioritised --devices 16 32 64",
+        "{size}.{machine}.{devices}.{router}.{overlap}",
+        OVERLAP,
+    ),
+    "gshard": Group(
+        "benchmarks.moe_family parameters steps",
+        "{experts}.{layers}",
+        {"parameters": "{parameters:,}", "rate": "{steps_a_second:.2f}", "peak": "{peak_gigabytes:.1f}"},
+    ),
+    "layer": Group(
+        "benchmarks.moe_family breakdown",
+        "{dispatch}.{wraps}",
+        {"growth": "{growth:.2f}", "all_to_all": "{all_to_all_growth:.2f}"},
+    ),
+    "updates": Group(
+        "models.sharded_update --json",
+        "{setting}",
+        {"replicated": "{replicated_ms:.2f}", "sharded": "{sharded_ms:.2f}", "auto": "{auto_ms:.2f}"},
+    ),
+}  # fmt: skip
+
+
+def numbers(name: str, lines: list[str]) -> dict[str, str]:
+    """The numbers of a group by key, from the lines that its benchmark printed."""
+    group, found = GROUPS[name], {}
+    for row in (json.loads(line) for line in lines if line.startswith("{")):
+        for number, text in group.numbers.items():
+            try:
+                key, value = group.key.format_map(row), text.format_map(row)
+            except KeyError:
+                continue  # a row of another table of the same benchmark
+            found[re.sub(r"[^\w.]+", "_", f"{name}.{key}.{number}").lower()] = value
+    return found
+
+
+def fill(page: str, known: dict[str, str]) -> str:
+    """The page with the numbers that it names."""
+    return MARK.sub(lambda mark: f"<!--{mark[1]}-->{known[mark[1]]}<!--/-->", page)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--lines", type=Path)
+    options = parser.parse_args()
+    known: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    for name in options.groups:
+        command = [sys.executable, "-m", *GROUPS[name].command.split()]
+        run = None if options.lines else subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        known |= numbers(name, (run.stdout if run else options.lines.read_text()).splitlines())
+    FILE.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", encoding="utf-8")
+    for path in DOCS.rglob("*.md"):
+        page = path.read_text(encoding="utf-8")
+        if MARK.search(page):
+            path.write_text(fill(page, known), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
