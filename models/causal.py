@@ -7,6 +7,7 @@ and values are written into the cache, and they attend to everything before them
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from typing import Any, Protocol
 import meshdsl as md
 
 __all__ = [
-    "Attend", "Attention", "Config", "Empty", "Network", "Options", "inputs", "linear", "logits", "loss",
-    "stacked", "workload",
+    "Attend", "Attention", "Block", "Config", "Empty", "Layer", "Network", "Options", "Stack", "inputs", "linear",
+    "logits", "loss", "network", "stacked", "workload",
 ]  # fmt: skip
 
 Cache = dict[str, md.Tensor]
 Attend = Callable[[md.Tensor], md.Tensor]
+Block = Callable[[md.Tensor, Attend], md.Tensor]  # one layer
 Network = Callable[..., tuple[md.Tensor, Any]]
 Empty = Callable[[tuple[md.Dim, ...]], Any]  # an empty cache for the dims of a batch and the memory
 
@@ -110,7 +112,9 @@ class Attention:
     window: int | None = None
     causal: bool = True
     scale: float | None = None  # of the scores; None: 1 / sqrt(head)
+    soft_cap: float | None = None  # of the scores
     eps: float | None = None  # of RMS norms of each query and key, before their rotation; None: no norms
+    scale_offset: float = 0.0  # of these norms
     length: str = "length"
     name: str = "attention"
 
@@ -136,7 +140,9 @@ class Attention:
 
     def attend(self, q: md.Tensor, kept: Cache, **options: Any) -> md.Tensor:
         """The layer's result for these queries, keys and values; the options are those of `md.attention`."""
-        y = md.attention(q, kept["k"], kept["v"], scale=self.scale, length=self.length, **options)
+        y = md.attention(
+            q, kept["k"], kept["v"], scale=self.scale, soft_cap=self.soft_cap, length=self.length, **options
+        )
         if options.get("bias") is not None:
             y = md.prefer(y, "batch", self.heads)  # a bias that is stored sharded by heads does not shard y
         with md.scope(self.name):
@@ -154,7 +160,9 @@ class Attention:
         if self.eps is None:
             return y
         with md.scope(self.name):
-            return md.nn.rms_norm(y, over=self.head, eps=self.eps, name=name, precision=self.precision)
+            return md.nn.rms_norm(
+                y, self.head, eps=self.eps, name=name, scale_offset=self.scale_offset, precision=self.precision
+            )
 
     def _rotated(self, y: md.Tensor, position: md.Tensor | int) -> md.Tensor:
         if self.speeds is None:
@@ -208,10 +216,49 @@ class Layer(Protocol):
     def cache(self, layer: md.Dim, dims: Sequence[md.Dim]) -> Any: ...
 
 
+@dataclass(frozen=True)
+class Stack:
+    """Layers that are one loop over `layer`; with several blocks, a trip is a layer of each: `sub_0`, `sub_1`, ..."""
+
+    layer: md.Dim
+    blocks: Sequence[tuple[Layer, Block]]
+
+    def run(
+        self, x: md.Tensor, caches: Any, position: md.Tensor | int, remat: bool | str
+    ) -> tuple[md.Tensor, list[Any]]:
+        """The result of all layers, and the new caches of each block."""
+
+        def trip(x: md.Tensor, caches: Any = None) -> tuple[md.Tensor, list[Any]]:
+            kept: list[Any] = []
+            for n, (attention, block) in enumerate(self.blocks):
+
+                def attend(x: md.Tensor, n: int = n, attention: Layer = attention) -> md.Tensor:
+                    y, new = attention(x, None if caches is None else caches[n], position)
+                    kept.append(new)
+                    return y
+
+                with md.scope(f"sub_{n}") if len(self.blocks) > 1 else contextlib.nullcontext():
+                    x = block(x, attend)
+            return x, kept
+
+        with md.scope(self.layer.name):
+            return md.layers(trip, md.prefer(x, "batch"), over=self.layer, xs=caches, remat=remat, collect=True)
+
+    def cache(self, dims: Sequence[md.Dim]) -> list[Any]:
+        """Empty caches of each block."""
+        return [attention.cache(self.layer, dims) for attention, _ in self.blocks]
+
+
 def stacked(
+    config: Sizes, attention: Layer, block: Block, norm: Callable[[md.Tensor], md.Tensor], **options: Any
+) -> tuple[Network, Empty]:
+    """The network of equal layers, and its empty cache; the options are those of `network`."""
+    return network(config, [Stack(config.dims()[-1], [(attention, block)])], norm, **options)
+
+
+def network(
     config: Sizes,
-    attention: Layer,
-    block: Callable[[md.Tensor, Attend], md.Tensor],
+    stacks: Sequence[Stack],
     norm: Callable[[md.Tensor], md.Tensor],
     *,
     tied: bool,
@@ -219,30 +266,22 @@ def stacked(
 ) -> tuple[Network, Empty]:
     """The network of embedding, layers, norm and output layer, and its empty cache.
 
-    `block(x, attend)` is one layer; `place(x, positions)` adds learned positions to the embedding of tokens.
+    `place(x, positions)` adds learned positions to the embedding of tokens.
     """
-    (vocab, wide, _, _, layer), precision = config.dims(), config.precision
+    (vocab, wide, *_), precision = config.dims(), config.precision
 
     def run(tokens: md.Tensor, cache: Any = None, position: md.Tensor | int = 0) -> tuple[md.Tensor, Any]:
-        def one(x: md.Tensor, cache: Any = None) -> tuple[md.Tensor, Any]:
-            caches: list[Any] = []
-
-            def attend(x: md.Tensor) -> md.Tensor:
-                y, new = attention(x, cache, position)
-                caches.append(new)
-                return y
-
-            return block(x, attend), caches[0]
-
         x, table = md.nn.embedding(tokens, vocab, wide, precision=precision)
         length = next((d for d in tokens.dims if d.name == "length"), None)
         if place is not None:
             x = place(x, md.cast(position, "int32") if length is None else md.iota(length) + position)
-        with md.scope("layer"):
-            x, cache = md.layers(one, md.prefer(x, "batch"), over=layer, xs=cache, remat=config.remat, collect=True)
-        return logits(norm(x), table, wide, vocab, precision, tied), cache
+        kept: list[Any] = []
+        for n, stack in enumerate(stacks):
+            x, new = stack.run(x, None if cache is None else cache[n], position, config.remat)
+            kept.append(new)
+        return logits(norm(x), table, wide, vocab, precision, tied), kept
 
-    return run, lambda dims: attention.cache(layer, dims)
+    return run, lambda dims: [stack.cache(dims) for stack in stacks]
 
 
 def loss(logits_of: md.Model) -> Callable[..., md.Tensor]:

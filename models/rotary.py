@@ -8,7 +8,7 @@ from typing import Any
 
 import meshdsl as md
 
-__all__ = ["Rotary", "settings", "to_hub"]
+__all__ = ["Rotary", "read", "settings", "to_hub", "written"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ def settings(hub: md.HubConfig) -> dict[str, Rotary]:
     """The rotary positions of a config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` of older files."""
     new = hub.values.get("rope_parameters") is not None
     table = hub.table("rope_parameters" if new else "rope_scaling")
-    base = (table if new else hub).number("rope_theta", 10000.0)
+    return {"rotary": read(table, (table if new else hub).number("rope_theta", 10000.0))}
+
+
+def read(table: md.HubConfig, base: float) -> Rotary:
+    """The rotary positions of a table of rope parameters, whose `rope_theta` is given."""
     kind = table.only("type" if "type" in table.values else "rope_type", "default", "linear", "llama3")
     if kind == "default":
         rotary = Rotary(base)
@@ -54,16 +58,20 @@ def settings(hub: md.HubConfig) -> dict[str, Rotary]:
         context = table.size("original_max_position_embeddings")
         rotary = Rotary(base, table.number("factor"), kind, low, high, context)
     table.close()
-    return {"rotary": rotary}
+    return rotary
 
 
 def to_hub(config: Any) -> dict[str, Any]:
-    """The key `rope_parameters` of a config.json; `rope_theta` also stands where older versions look for it."""
-    rotary: Rotary = config.rotary
+    """The key `rope_parameters` of a config.json."""
+    return {"rope_parameters": written(config.rotary)}
+
+
+def written(rotary: Rotary) -> dict[str, Any]:
+    """The table of rope parameters."""
     table: dict[str, Any] = {"rope_type": rotary.kind, "rope_theta": rotary.base}
     if rotary.kind != "default":
         table["factor"] = rotary.factor
     if rotary.kind == "llama3":
         table |= {"low_freq_factor": rotary.low, "high_freq_factor": rotary.high}
         table["original_max_position_embeddings"] = rotary.context
-    return {"rope_parameters": table}
+    return table

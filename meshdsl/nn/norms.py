@@ -42,9 +42,12 @@ def rms_norm(
     name: str = "norm",
     eps: float = 1e-6,
     scale: bool = True,
+    scale_offset: float = 0.0,
     precision: Precision = FLOAT32,
 ) -> md.Tensor:
     """x / sqrt(mean square + eps) * scale, over one dim or several (Zhang and Sennrich, 2019).
+
+    With `scale_offset` 1, x is multiplied by 1 + scale, and the scale starts at 0 (Gemma).
 
     >>> import meshdsl as md
     >>> model = md.model(lambda x: md.nn.rms_norm(x, "model"))
@@ -52,7 +55,7 @@ def rms_norm(
     >>> model(model.init(md.random.key(0), x), x)
     tensor(float32[batch=1 model=2], [[0.2 1.4]])
     """
-    return _norm(x, over, name, eps, scale, False, precision, centre=False)
+    return _norm(x, over, name, eps, scale, False, precision, centre=False, offset=scale_offset)
 
 
 def _norm(
@@ -65,19 +68,28 @@ def _norm(
     precision: Precision,
     *,
     centre: bool,
+    offset: float = 0.0,
 ) -> md.Tensor:
     dims = dims_of(x, over)
     y = normal(md.cast(x, precision.reduce), dims, eps, centre)
-    return scaled(y, dims, name, scale, bias, precision)
+    return scaled(y, dims, name, scale, bias, precision, offset)
 
 
 def scaled(
-    y: md.Tensor, dims: tuple[md.Dim, ...], name: str, scale: bool, bias: bool, precision: Precision
+    y: md.Tensor,
+    dims: tuple[md.Dim, ...],
+    name: str,
+    scale: bool,
+    bias: bool,
+    precision: Precision,
+    offset: float = 0.0,
 ) -> md.Tensor:
-    """y * scale + bias, in the compute dtype, with parameters of these dims."""
+    """y * (scale + offset) + bias, in the compute dtype, with parameters of these dims; the sum starts at 1."""
     with md.scope(name):
         if scale:
-            y = y * md.cast(md.param("scale", dims, init=md.init.ones(), dtype=precision.param), y.dtype)
+            init = md.init.constant(1 - offset) if offset else md.init.ones()
+            factor = md.cast(md.param("scale", dims, init=init, dtype=precision.param), y.dtype)
+            y = y * (factor + offset if offset else factor)
         if bias:
             y = y + md.cast(md.param("bias", dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
     return md.cast(y, precision.compute)

@@ -67,7 +67,7 @@ def import_hugging_face(
         if not hub.complete:
             _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
         rules = rules_of(configured, table)
-        problems = [*hub.problems, *_mismatches(rules, stored, table)]
+        problems = [*hub.problems, *_mismatches(rules, stored, table, configured.config)]
         if problems:
             _refuse(folder, workload, problems)
         return configured, read_params(
@@ -115,12 +115,11 @@ def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtype: str | 
 def rules_of(workload: Any, table: HuggingFace) -> dict[str, Rule]:
     """The rule of each parameter of the workload; raises `ShapeError` for parameters without a line."""
     specs: Mapping[str, Type] = workload.model(workload.config).specs(workload.inputs(workload.config))
-    missing = [path for path in specs if path not in table.tensors]
+    lines = table.lines(workload.config)
+    missing = [path for path in specs if path not in lines]
     if missing:
-        raise ShapeError(
-            f"the table of {workload.name} has no line for {missing[0]!r}; {nearest(missing[0], table.tensors)}"
-        )
-    return {path: rule_of(path, table.tensors[path], spec.dims) for path, spec in specs.items()}
+        raise ShapeError(f"the table of {workload.name} has no line for {missing[0]!r}; {nearest(missing[0], lines)}")
+    return {path: rule_of(path, lines[path], spec.dims) for path, spec in specs.items()}
 
 
 def _renamed(stored: Mapping[str, Stored], base: str) -> dict[str, Stored]:
@@ -130,7 +129,7 @@ def _renamed(stored: Mapping[str, Stored], base: str) -> dict[str, Stored]:
     return {f"{base}.{name}": entry for name, entry in stored.items()}
 
 
-def _mismatches(rules: Mapping[str, Rule], stored: Mapping[str, Stored], table: HuggingFace) -> list[str]:
+def _mismatches(rules: Mapping[str, Rule], stored: Mapping[str, Stored], table: HuggingFace, config: Any) -> list[str]:
     """A line for each tensor that is missing, unknown, or of another shape or kind than the table says."""
     problems: list[str] = []
     known: set[str] = set()
@@ -143,7 +142,7 @@ def _mismatches(rules: Mapping[str, Rule], stored: Mapping[str, Stored], table: 
                 problems.append(f"{name} has shape {stored[name].shape}, and {path} needs {rule.stored_shape}")
             elif stored[name].dtype.name not in _FLOATS:
                 problems.append(f"{name} has dtype {stored[name].dtype}, and {path} needs one of {', '.join(_FLOATS)}")
-    unused = [STACKED.sub("*", name) for path, (name, _) in table.tensors.items() if path not in rules]
+    unused = [STACKED.sub("*", name) for path, (name, _) in table.lines(config).items() if path not in rules]
     ignored = (*table.ignored, *unused)
     unknown = [n for n in stored if n not in known and not any(fnmatch.fnmatchcase(n, p) for p in ignored)]
     return problems + [f"{name} of shape {stored[name].shape} is in the file and not in the table" for name in unknown]

@@ -1,8 +1,8 @@
 """The table of a model: for each parameter, the tensor of a Hugging Face file and the dims of its axes.
 
 A line is `path: (name, axes)`. Commas separate the axes of the file's tensor, and spaces the dims of ours that one axis
-flattens, major first. `{layer}` in a name is an index along the dim `layer`: one tensor for each; `{layer+1}` is
-one more. `1/3` is the second of three equal parts of an axis. So these two lines
+flattens, major first. `{layer}` in a name is an index along the dim `layer`: one tensor for each; `{2*layer+1}` is
+twice the index and one more. `1/3` is the second of three equal parts of an axis. So these two lines
 
     "layer/attention/wk": ("model.layers.{layer}.self_attn.k_proj.weight", "heads head, model")
     "layer/attention/wk": ("h.{layer}.attn.c_attn.weight", "model, 1/3 heads head")
@@ -27,15 +27,15 @@ from .config import HubConfig
 
 __all__ = ["STACKED", "HuggingFace", "Rule", "rule_of"]
 
-STACKED = re.compile(r"\{(\w+)(?:\+(\d+))?\}")  # an index of a stacked dim in a name, and what is added to it
+STACKED = re.compile(r"\{(?:(\d+)\*)?(\w+)(?:\+(\d+))?\}")  # a factor, the index of a stacked dim, what is added
 
 
 @dataclass(frozen=True)
 class HuggingFace:
     """The names of a workload's parameters and config in a Hugging Face directory; `Workload.hugging_face`.
 
-    `tensors` maps the path of each parameter to the name of its tensor and the dims of that tensor's axes. Lines for
-    parameters that a config does not have are left out.
+    `tensors` maps the path of each parameter to the name of its tensor and the dims of that tensor's axes; it may be a
+    function of the workload's config. Lines for parameters that a config does not have are left out.
 
     `keys` maps keys of config.json to fields of the workload's config, `fixed` to the only value that the model
     supports. `defaults` has the values of keys that a file may lack, or functions of a `md.HubConfig` that return them.
@@ -49,7 +49,7 @@ class HuggingFace:
     {'in_features': 'io'}
     """
 
-    tensors: Mapping[str, tuple[str, str]]
+    tensors: Mapping[str, tuple[str, str]] | Callable[[Any], Mapping[str, tuple[str, str]]]
     keys: Mapping[str, str]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -58,6 +58,10 @@ class HuggingFace:
     base: str = ""
     ignored: tuple[str, ...] = ()
     architecture: str = ""
+
+    def lines(self, config: Any) -> Mapping[str, tuple[str, str]]:
+        """The lines of `tensors` for this config."""
+        return self.tensors(config) if callable(self.tensors) else self.tensors
 
     def read_config(self, hub: HubConfig, like: Any) -> dict[str, Any]:
         """The fields of a config such as `like`; what does not fit is collected in `hub.problems`."""
@@ -105,7 +109,7 @@ class Rule:
 
     def _named(self, index: Mapping[str, int]) -> str:
         """The name with the indices of the stacked dims."""
-        return STACKED.sub(lambda match: str(index[match[1]] + int(match[2] or 0)), self.name)
+        return STACKED.sub(lambda m: str(int(m[1] or 1) * index[m[2]] + int(m[3] or 0)), self.name)
 
     def arranged(self, stored: np.ndarray) -> np.ndarray:
         """A view of the file's tensor with the parameter's dims in its order, without the stacked ones."""
@@ -138,7 +142,7 @@ def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
     ((5, 6), ['h.0.weight', 'h.1.weight'])
     """
     name, axes = line[0], tuple(tuple(axis.split()) for axis in line[1].split(",")) if line[1].strip() else ()
-    stacked = tuple(match[1] for match in STACKED.finditer(name))
+    stacked = tuple(match[2] for match in STACKED.finditer(name))
     named = [*stacked, *(item for axis in axes for item in axis if "/" not in item)]
     if sorted(named) != sorted(d.name for d in shape):
         raise ShapeError(

@@ -37,6 +37,13 @@ LLAMA_3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 MIXTRAL = {"head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}
+GEMMA = {**LLAMA, "hidden_size": 16, "head_dim": 4, "sliding_window": 4, "query_pre_attn_scalar": 6}
+GEMMA |= {"pad_token_id": None}  # the row of a padding token has no gradient from the embedding
+GEMMA_2 = {"num_hidden_layers": 5, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+GEMMA_3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
 VIT = {
     "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 8,
     "patch_size": 2, "num_labels": 7,
@@ -53,6 +60,8 @@ MODELS = {
         LLAMA | {"head_dim": 8, "rope_parameters": LLAMA_3, "tie_word_embeddings": True},
     ),
     "qwen3": (transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 4}),
+    "gemma2": (transformers.Gemma2ForCausalLM, GEMMA | GEMMA_2),
+    "gemma3": (transformers.Gemma3ForCausalLM, GEMMA | {"num_hidden_layers": 8, "rope_parameters": GEMMA_3_ROPE}),
     "gpt2": (
         transformers.GPT2LMHeadModel,
         {"vocab_size": 29, "n_layer": 2, "n_embd": 12, "n_head": 3, "n_positions": 16},
@@ -84,13 +93,17 @@ SIZES = {"vit": (8, 8), "resnet": (32, 40)}  # of images
 
 
 def randomise(model: torch.nn.Module) -> None:
-    """Random weights that float32 stores exactly, of about the size that training gives them; norms are not 1."""
+    """Random weights that float32 stores exactly, of about the size that training gives them; norms are not 1.
+
+    Those of Gemma are added to 1.
+    """
+    one = 0.0 if model.config.model_type.startswith("gemma") else 1.0
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator, dtype=torch.float32)
             scale = 0.3 if p.ndim > 1 else 0.2
-            p.copy_(noise * scale + (1.0 if "norm" in name and name.endswith("weight") and p.ndim == 1 else 0.0))
+            p.copy_(noise * scale + (one if "norm" in name and name.endswith("weight") and p.ndim == 1 else 0.0))
         for name, b in model.named_buffers():
             if "running" in name:
                 noise = torch.randn(b.shape, generator=generator, dtype=torch.float32) * 0.2
