@@ -4,6 +4,8 @@ A compiler moves equations freely between their operands and their readers, so a
 At every start of a collective, its operand is tied to the results of the products before it and to operands of those
 after it; at every wait, the result is tied in the same way. No product can change windows then, and windows that follow
 each other cannot intersect.
+
+Kernels with products, which windows should hold.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from ..dims import size_of
 from ..ir import Eqn, Linear, Op, Product, Reduce, Var
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
+from ..targets.fusion import Kernel, holders, steps
 
-__all__ = ["Kernels", "fence", "is_product", "products", "windows"]
+__all__ = ["Kernels", "fence", "is_product", "products", "windows", "kernels_with_products"]
 
 
 def is_product(eqn: Eqn) -> bool:
@@ -214,3 +217,15 @@ class _Fenced:
             new = [source for source in dict.fromkeys(sources) if source not in seen]
             seen.update(new)
             left += new
+
+
+def kernels_with_products(program: Program) -> Kernels:
+    """The products of the kernels that a program runs, and the values that are in memory, with their views."""
+    launched = steps(program)
+    products = {
+        step.eqns[-1]: tuple(filter(is_product, step.eqns))
+        for step in launched
+        if isinstance(step, Kernel) and any(map(is_product, step.eqns))
+    }
+    stored = {v for step in launched for v in (*step.reads, *step.writes)}
+    return Kernels(products, stored | {view for view, v in holders(program).items() if v in stored})

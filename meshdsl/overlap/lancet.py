@@ -23,9 +23,8 @@ from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from .list_schedule import list_schedule
-from .reorder import reorder
 from .split import Cut, cuts_along, split
-from .tasks import Task, Tasks, ordered, tasks_of
+from .tasks import Task, Tasks, ordered, reorder, tasks_of
 from .weight_gradients import dw_schedule
 
 __all__ = ["lancet"]

@@ -11,8 +11,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from .footprint import Footprint
 from .insertion import starts
+from .list_schedule import Footprint
 from .tasks import Task, Tasks
 
 __all__ = ["late_sends"]

@@ -20,8 +20,7 @@ from ..errors.units import show_bytes
 from ..ir import Fuses, Op, Var
 from ..lowering.asynchrony import Start
 from ..lowering.program import Program
-from .fences import fence, windows
-from .kernels import kernels_with_products
+from .fences import fence, kernels_with_products, windows
 from .memory_target import GROWTH, MemoryTarget
 from .one_in_flight import one_in_flight
 from .planner import Planner

@@ -15,16 +15,14 @@ from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..lowering.unroll import unroll
 from .combine import combine
-from .fences import fence
+from .fences import fence, kernels_with_products
 from .insertion import improved_schedule
-from .kernels import kernels_with_products
 from .lancet import lancet
 from .late_sends import late_sends
 from .list_schedule import list_schedule
 from .memory_target import MemoryTarget
 from .reasons import no_parts, no_rings, no_skew
-from .ring_choice import faster_rings
-from .ring_products import ring_products, rings
+from .ring_products import faster_rings, ring_products, rings
 from .skew import gathers_ahead, gradients_behind, skew
 from .split import Parts, cuts_along, split
 from .tasks import Task, Tasks, ordered, tasks_of

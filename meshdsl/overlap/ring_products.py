@@ -5,19 +5,26 @@ block that it has while it receives the next one (Wang et al., "Overlap Communic
 Decomposition", 2023). A permute sends what the gather's ring sends per step, so the bytes are equal. Blocks along a dim
 of the result are computed as by the whole product; blocks along a summed dim are added, in another order on each
 device.
+
+`TURN`: a device multiplies the block of a sharded operand that it has in this turn of a ring.
+
+Choose the gathers that become ring products: those with which the step is faster by the timeline.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..dims import Dim
-from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Op, Var, dce
+from ..backend import Local, letters
+from ..dims import Dim, Shape
+from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Type, Var, dce
+from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.blocks import RELABEL
 from ..lowering.collectives import AllGather
@@ -27,9 +34,8 @@ from ..ops.contraction import EINSUM
 from ..ops.index_map import replaced
 from ..ops.reshape import RENAME
 from ..trace import FULL, number
-from .turn import TURN
 
-__all__ = ["Ring", "ring_products", "rings"]
+__all__ = ["Ring", "ring_products", "rings", "faster_rings"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,3 +175,70 @@ def _turns(eqn: Eqn, ring: Ring, blocks: tuple[Var, ...]) -> list[Eqn]:
         eqns.append(Eqn(TURN, (*factors, total, turn), (result,), params, eqn.where, eqn.backward))
         total = result
     return eqns
+
+
+def _turn_kernel(c: Local, *xs: Any, operand: int, ring: Dim, block: Dim, axes: Axes, dtype: Any) -> Any:
+    """The device's product with its current block, which is the block `turn` places after its own."""
+    *factors, acc, turn = xs
+    n, size = c.count(axes), c.ins[operand].size(block)
+    start = (c.xp.asarray(c.index(axes), np.int32) + turn) % n * size
+    shapes: list[Shape] = [replaced(b.dims, block, ring) for b in c.ins[: len(factors)]]
+    for k, shape in enumerate(shapes):
+        if k != operand and ring in shape:
+            factors[k] = c.xp.dynamic_slice(factors[k], start, size, shape.index(ring))
+    out = c.outs[0].dims
+    part = c.xp.einsum(letters(shapes, out), *factors, dtype=dtype).astype(dtype)
+    return c.xp.dynamic_update(acc, part, start, out.index(ring)) if ring in out else acc + part
+
+
+def _turn_rule(*types: Type, operand: int, ring: Dim, block: Dim, **_: Any) -> Labels:
+    names = [{d.name: None if d in (ring, block) else d.name for d in t.dims} for t in types]
+    return Labels(tuple(names), ({d.name: None if d == ring else d.name for d in types[-2].dims},))
+
+
+def _turn_flops(ins: Any, outs: Any, *, shapes: Any, ring: Dim, block: Dim, **_: Any) -> float:
+    sizes: dict[str, int] = {}
+    for shape, local in zip(shapes[:-2], ins[:-2], strict=True):
+        sizes.update({d.name: n for d, n in zip(shape, local, strict=True) if d != ring})
+    return 2.0 * math.prod(sizes.values())
+
+
+def _turn_shardings(eqn: Eqn) -> list[Sharding]:
+    return [eqn.ins[-2].sharding]  # each device reads another block in each turn; no label can say so
+
+
+TURN = Op(
+    "turn",
+    type=lambda *types, **_: types[-2],
+    kernel=_turn_kernel,
+    flops=_turn_flops,
+    rule=_turn_rule,
+    shardings=_turn_shardings,
+    product=Product.MATMUL,
+)
+
+
+TRIED = 6  # kinds of gathers, those with the most bytes first
+
+
+def faster_rings(
+    program: Program, order: Callable[[Program], Program], seconds: Callable[[Program], float]
+) -> tuple[int, Program]:
+    """The number of rings and the program in the order that `order` gives, with each kind of ring that is faster.
+
+    Gathers of equal axes, shapes and dtypes are one kind (the layers of a model), which is taken or left together.
+    """
+    kinds: dict[object, list[Ring]] = {}
+    for ring in rings(program):
+        v = ring.value
+        kinds.setdefault((ring.axes, ring.dim.name, v.type, ring.gather.backward), []).append(ring)
+    chosen: list[Ring] = []
+    best = order(program)
+    least = seconds(best)
+    largest = sorted(kinds.values(), key=lambda alike: -len(alike) * program.local_bytes(alike[0].value))
+    for alike in largest[:TRIED]:
+        candidate = order(ring_products(program, [*chosen, *alike]))
+        now = seconds(candidate)
+        if now < least:
+            chosen, best, least = [*chosen, *alike], candidate, now
+    return len(chosen), best

@@ -29,8 +29,7 @@ from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.reshape import RENAME, RESHAPE
-from .part_rules import inner_cut, row_of, rows_of_parts
-from .parts import FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, resized
+from .parts import FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, inner_cut, resized, row_of, rows_of_parts
 
 __all__ = ["Cut", "Parts", "cuts_along", "split"]
 

@@ -1,16 +1,23 @@
-"""Simplify a graph before partition: inline calls and checkpoints, remove equal and dead equations, weigh branches."""
+"""Simplify a graph before partition: inline calls and checkpoints, remove equal and dead equations, weigh branches.
+
+Two transposes in a row become one, or none if the dims are in the first order again.
+
+Learn how often branches run from predicates that count: `i % n == k` holds in one of n runs.
+
+i is taken to count, as a step or a loop's trip does (Xu et al., 2020, section 3.2, recognise the same pattern).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..control.host import keep_on_device
-from ..ir import Call, Eqn, Graph, Var, cse, dce, verify
+from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, verify
+from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
+from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
-from .frequencies import learn_frequencies
 from .narrow_products import narrow_products
-from .transposes import join_transposes
 from .unmade import recompute_inside_loops
 
 __all__ = ["inline", "simplify"]
@@ -44,3 +51,61 @@ def simplify(graph: Graph) -> Graph:
     graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
     graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
     return verify(learn_frequencies(dce(cse(graph))), "simplify")
+
+
+def join_transposes(graph: Graph) -> Graph:
+    """The graph in which no transpose reads another one; the graph itself if none does."""
+    return verify(_joined(graph), "join_transposes")
+
+
+def _joined(graph: Graph) -> Graph:
+    sources: dict[Var, Var] = {}  # result of a transpose -> its operand
+    renamed: dict[Var, Var] = {}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        eqn = eqn.map_graphs(_joined)
+        ins = tuple(renamed.get(v, v) for v in eqn.ins)
+        if eqn.op is TRANSPOSE:
+            ins = (sources.get(ins[0], ins[0]),)
+            if ins[0].type == eqn.outs[0].type:
+                renamed[eqn.outs[0]] = ins[0]
+                continue
+            sources[eqn.outs[0]] = ins[0]
+        eqns.append(eqn if ins == eqn.ins else eqn.replace(ins=ins))
+    if all(a is b for a, b in zip(eqns, graph.eqns, strict=False)) and len(eqns) == len(graph.eqns):
+        return graph
+    return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))
+
+
+def learn_frequencies(graph: Graph) -> Graph:
+    """The graph in which branches whose predicate counts have a frequency, unless the user gave one."""
+    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    eqns: list[Eqn] = []
+    for eqn in graph.eqns:
+        eqn = eqn.map_graphs(learn_frequencies)
+        if isinstance(eqn.control, Cond) and eqn.control.frequency is None:
+            often = _frequency(producers, eqn.ins[0])
+            eqn = eqn if often is None else eqn.with_control(frequency=often)
+        eqns.append(eqn)
+    return graph.replace(eqns=tuple(eqns))
+
+
+def _frequency(producers: Mapping[Var, Eqn], predicate: Var) -> float | None:
+    """The fraction of runs in which a predicate holds, if it compares a remainder with a number; else None."""
+    eqn = producers.get(predicate)
+    if eqn is None or eqn.op not in (EQUAL, NOT_EQUAL):
+        return None
+    remainder, k = producers.get(eqn.ins[0]), _number(producers, eqn.ins[1])
+    n = _number(producers, remainder.ins[1]) if remainder is not None and remainder.op is REMAINDER else None
+    if k is None or n is None or n <= 0:
+        return None
+    often = 1 / n if 0 <= k < n else 0.0
+    return often if eqn.op is EQUAL else 1 - often
+
+
+def _number(producers: Mapping[Var, Eqn], v: Var) -> int | None:
+    """The value of an integer literal."""
+    eqn = producers.get(v)
+    if eqn is None or not eqn.operation.literal or v.dtype.kind not in "iu":
+        return None
+    return int(eqn.params["value"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
-from meshdsl.control.recompute import again, choose, stored
+from meshdsl.control.residuals import again, choose, stored
 from meshdsl.ir import Eqn, Graph, Scan, Var
 from meshdsl.trace import trace
 

@@ -12,8 +12,7 @@ from meshdsl.lowering.asynchrony import FENCE, pairs
 from meshdsl.lowering.program import Program
 from meshdsl.models.gpt_moe import gpt_moe
 from meshdsl.models.transformer import lm
-from meshdsl.overlap.fences import Kernels, is_product, products, windows
-from meshdsl.overlap.kernels import kernels_with_products
+from meshdsl.overlap.fences import Kernels, is_product, kernels_with_products, products, windows
 
 SIZES = {"batch": 16, "length": 32, "d_model": 64, "d_ff": 256, "vocab": 128, "layers": 2}
 CASES = {

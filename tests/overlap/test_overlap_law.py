@@ -18,8 +18,7 @@ from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
 from meshdsl.overlap.combine import combine
-from meshdsl.overlap.fences import fence
-from meshdsl.overlap.kernels import kernels_with_products
+from meshdsl.overlap.fences import fence, kernels_with_products
 from meshdsl.overlap.late_sends import late_sends
 from meshdsl.overlap.list_schedule import list_schedule
 from meshdsl.overlap.one_in_flight import one_in_flight

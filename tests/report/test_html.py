@@ -13,9 +13,8 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.report import charts
-from meshdsl.cost.report.html import page
+from meshdsl.cost.report.html import SCRIPT, page
 from meshdsl.cost.report.report import Report
-from meshdsl.cost.report.sortable import SCRIPT
 from meshdsl.cost.report.svg import CHARACTER
 from meshdsl.tools.commands.costing import pictures_of
 

@@ -7,7 +7,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering.program import Program
-from meshdsl.targets.tpu.row_barriers import drop_row_barriers
+from meshdsl.targets.tpu.stored_rows import drop_row_barriers
 from tests.lowering.programs import same_bits
 
 

@@ -1,20 +1,27 @@
-"""One HTML page about one or more layouts: self-contained, no downloads, light and dark mode; tables can be sorted."""
+"""One HTML page about one or more layouts: self-contained, no downloads, light and dark mode; tables can be sorted.
+
+Tables of an HTML report that a click on a heading sorts. Without scripts they read the same and stay in their order.
+
+The script is part of the page and asks for nothing: the page's policy allows this one script, by its hash, and no
+network at all.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...errors.units import number, percent, seconds, show_bytes
 from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
 from .compare import compare
 from .report import Report
-from .sortable import POLICY, SCRIPT, Cell, sortable
-from .sortable import STYLE as SORTED
 from .svg import element
 from .tables import line_of
 
-__all__ = ["document", "page"]
+__all__ = ["document", "page", "POLICY", "SCRIPT", "SORTED", "Cell", "sortable"]
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
@@ -220,3 +227,69 @@ def _figures_of(name: str, report: Report) -> list[Cell]:
 
 def _full(name: str, report: Report) -> str:
     return element("details", element("summary", html.escape(name)), element("pre", html.escape(str(report))))
+
+
+# no "<" and "&", so that the page stays well-formed XML; a heading becomes a button, so that keys work too
+SCRIPT = """
+for (const table of document.querySelectorAll("table.sortable")) {
+  const heads = Array.from(table.tHead.rows[0].cells), body = table.tBodies[0];
+  const key = (row, i) => row.cells[i].dataset.sort ?? row.cells[i].textContent;
+  const order = (a, b) => isNaN(a) || isNaN(b) ? String(a).localeCompare(String(b)) : a - b;
+  heads.forEach((head, i) => {
+    const button = document.createElement("button");
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = Array.from(body.rows).sort((a, b) => (down ? -1 : 1) * order(key(a, i), key(b, i)));
+      body.append(...rows);
+    });
+  });
+}
+"""
+
+SORTED = """
+th button { all: unset; cursor: pointer } th button:hover { color: var(--ink) }
+th button:focus-visible { outline: 2px solid var(--part-0) }
+th[aria-sort=ascending] button::after { content: " \\25b2" }
+th[aria-sort=descending] button::after { content: " \\25bc" }
+"""
+
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The text of a cell, and the number by which it sorts; None: by its text. Cells of class "words" wrap."""
+
+    text: str
+    amount: float | None = None
+    cls: str = ""
+
+
+def sortable(header: Sequence[str], rows: Sequence[Sequence[Cell]], classes: Sequence[str] = ()) -> str:
+    """A table that scrolls on a narrow screen; `classes` are those of the rows.
+
+    >>> print(sortable(["layout", "step"], [[Cell("a & b"), Cell("2.0 ms", 0.002)]]))
+    <div class="scroll"><table class="sortable"><thead><tr><th>layout</th><th>step</th></tr></thead><tbody><tr><td>a \
+&amp; b</td><td data-sort="0.002">2.0 ms</td></tr></tbody></table></div>
+    """
+    words = [cell.cls == "words" for cell in rows[0]] if rows else [False] * len(header)
+    head = element(
+        "tr",
+        *(element("th", html.escape(name), cls="words" if on else "") for name, on in zip(header, words, strict=True)),
+    )
+    body = [
+        element("tr", *map(_cell, row), cls=cls) for row, cls in zip(rows, classes or [""] * len(rows), strict=True)
+    ]
+    return element(
+        "div", element("table", element("thead", head), element("tbody", *body), cls="sortable"), cls="scroll"
+    )
+
+
+def _cell(cell: Cell) -> str:
+    amount = "" if cell.amount is None else f"{cell.amount:.6g}"
+    return element("td", html.escape(cell.text), cls=cell.cls, data_sort=amount)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors.units import number, percent, seconds, show_bytes
-from .html import document
+from .html import Cell, document, sortable
 from .report import Report
-from .sortable import Cell, sortable
 from .svg import axis, decades, element, legend, logarithmic, picture, text
 from .tables import table
 

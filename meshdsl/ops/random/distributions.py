@@ -20,8 +20,7 @@ from ..elementwise import erf_inv, log, maximum, minimum, where
 from ..indexing import find_one, iota, take
 from ..ordering import argsort
 from ..reshape import transpose
-from .keys import UNSIGNED, as_key, bits, dtype_of_kind, new_dims, split
-from .threefry import LOW_32
+from .keys import LOW_32, UNSIGNED, as_key, bits, dtype_of_kind, new_dims, split
 
 __all__ = ["bernoulli", "gumbel", "normal", "permutation", "randint", "truncated_normal", "uniform"]
 

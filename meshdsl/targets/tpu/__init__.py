@@ -7,9 +7,8 @@ from .before_loops import products_before_loops
 from .body_order import body_order
 from .emission import EMISSION
 from .pallas import INTERPRETED, PALLAS
-from .row_barriers import drop_row_barriers
 from .softmaxes import inside_softmaxes, softmaxes
-from .stored_rows import read_stored_rows
+from .stored_rows import drop_row_barriers, read_stored_rows
 from .tiles import padding, read_by_convolutions
 
 __all__ = ["TPU"]

@@ -4,12 +4,18 @@ A loop that stacks a row and also multiplies it has two readers of the row. If i
 memory, the compiler computes it once for the stack and again for the product, from a larger value that it stores before
 both: for attention weights in bfloat16, their float32 exponentials. A barrier on a row that is stacked is emitted as a
 write into the stack, and a read of what was written (`lowering/emit.py`).
+
+Drop barriers on rows of loops: nothing can merge there, and compilers copy a row that has a barrier.
+
+A rematerialised layer reads its inputs behind barriers, so that compilers do not merge the recomputation with the
+forward pass. If the layer is the body of a loop, its forward pass is in another loop.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ...control import BARRIER
 from ...control.host import host_values
@@ -18,7 +24,7 @@ from ...lowering.asynchrony import Start
 from ...lowering.program import Program
 from ...ops.dtypes import CAST
 
-__all__ = ["read_stored_rows"]
+__all__ = ["read_stored_rows", "drop_row_barriers"]
 
 LARGE = 2**24  # bytes of a row on one device; the vector memory of a TPU is 64 or 128 MiB, and has other values too
 
@@ -82,3 +88,48 @@ def _elementwise(v: Var, makers: Mapping[Var, Eqn]) -> bool:
     while eqn is not None and isinstance(eqn.op, Op) and (eqn.op is CAST or eqn.op.fuses is Fuses.VIEW):
         eqn = makers.get(eqn.ins[0])
     return eqn is not None and isinstance(eqn.op, Op) and eqn.op.fuses is Fuses.MAP and eqn.op.product is Product.NONE
+
+
+def drop_row_barriers(program: Program) -> Program:
+    """The program without barriers on the rows of its loops; itself if it has none.
+
+    A barrier stays if another equation of the loop's body reads the row, and in a loop of one trip, because compilers
+    inline it beside the forward pass.
+
+    >>> import meshdsl as md
+    >>> def loss(x, w):
+    ...     layer = md.checkpoint(lambda h, row: md.tanh(h * row))
+    ...     return md.sum(md.scan(lambda h, row: (layer(h, row), None), x, w, over="layer")[0])
+    >>> step = md.compile(md.grad(loss), "rows:2", "batch:rows")
+    >>> program = step.program(md.spec("batch:4"), md.spec("layer:3 batch:4"))
+    >>> [str(one).count(" = barrier ") for one in (program, drop_row_barriers(program))]
+    [2, 0]
+    """
+
+    def inside(eqn: Eqn) -> Eqn:
+        eqn = eqn.map_graphs(_inside)
+        loop = eqn.control
+        if not isinstance(loop, Scan) or loop.trips < 2:
+            return eqn
+        return eqn.map_graphs(lambda body: _without_barriers(body, loop.inputs(body.ins)[2]))
+
+    def _inside(graph: Graph) -> Graph:
+        return drop_row_barriers(graph) if isinstance(graph, Program) else graph
+
+    eqns = tuple(map(inside, program.eqns))
+    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
+    return program.replace(eqns=eqns) if changed else program
+
+
+def _without_barriers(body: Graph, rows: Sequence[Var]) -> Graph:
+    readers = Counter(v for eqn in body.eqns for v in set(eqn.ins)) + Counter(set(body.outs))
+    replaced = {
+        eqn.outs[0]: eqn.ins[0]
+        for eqn in body.eqns
+        if eqn.op is BARRIER and eqn.ins[0] in rows and readers[eqn.ins[0]] == 1
+    }
+    if not replaced:
+        return body
+    kept = [eqn for eqn in body.eqns if eqn.outs[0] not in replaced]
+    eqns = tuple(eqn.replace(ins=tuple(replaced.get(v, v) for v in eqn.ins)) for eqn in kept)
+    return body.replace(eqns=eqns, outs=tuple(replaced.get(v, v) for v in body.outs))

@@ -12,8 +12,7 @@ from typing import Any
 
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
-from ...overlap.fences import products
-from ...overlap.kernels import kernels_with_products
+from ...overlap.fences import kernels_with_products, products
 from .hlo import KINDS, Instruction, bodies_of, called
 
 __all__ = ["CompiledWindow", "compiled_windows"]
