@@ -8,11 +8,11 @@ from .adapters import from_datasets, from_grain
 from .batches import data_for
 from .data import Corpus, Document, corpus
 from .iterators import Iterated, Stateful
-from .load import UsageError, configure, load, mesh_and_layout
+from .load import UsageError, load, mesh_and_layout
 from .loop import planned_stages, stages, train
 from .progress import Progress
 from .reader import NonFiniteLoss
-from .settings import Settings, resolve
+from .settings import Settings, configure, resolve
 from .state import Keeping
 from .stop import Stop, Stopped
 from .tokens import TokenFiles

@@ -1,4 +1,4 @@
-"""Loads workloads by name (`llama`, `llama3-70b`, `file.py:name`, `config.json`), settings `key=value`, a layout.
+"""Loads workloads by name (`llama`, `llama3-70b`, `file.py:name`, `config.json`), and a layout.
 
 Unknown names raise `UsageError` with the closest known name and the list of names. If the workload's file fails to run,
 the error shows the failing line of that file.
@@ -7,7 +7,6 @@ the error shows the failing line of that file.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import importlib
 import importlib.util
@@ -16,16 +15,15 @@ import pkgutil
 import sys
 import traceback
 import types
-import typing
 from collections.abc import Iterable
 from pathlib import Path
 
 import meshdsl as md
 from meshdsl import models
 
-from .values import UsageError, from_text
+from .values import UsageError
 
-__all__ = ["UsageError", "configure", "load", "mesh_and_layout", "nearest"]
+__all__ = ["UsageError", "load", "mesh_and_layout", "nearest"]
 
 
 def load(text: str) -> md.Workload:
@@ -162,30 +160,6 @@ def _failing_line(error: BaseException, path: Path) -> str:
     elif frames:
         line, source = frames[-1].lineno or 0, frames[-1].line or ""
     return f"\n  at {path}:{line}  {source}".rstrip() if line else ""
-
-
-def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workload:
-    """The workload with `key=value` settings applied to its config; values are parsed as the type of their field.
-
-    Raises `UsageError` for an unknown key, and for a value that the field's type does not accept.
-    """
-    settings = list(settings)
-    hints = typing.get_type_hints(type(workload.config))
-    fields = [field.name for field in dataclasses.fields(workload.config)]
-    changes = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise UsageError(f"write a setting as key=value, for example d_model=512; got {setting!r}")
-        if key not in fields:
-            raise UsageError(f"the config of {workload.name} has no {key!r}{nearest(key, fields)}")
-        changes[key] = from_text(key, value, hints[key])
-    try:
-        return workload.replace(**changes)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, md.MeshdslError):
-            raise
-        raise UsageError(f"the config of {workload.name} rejects {' '.join(settings)}: {error}") from error
 
 
 def mesh_and_layout(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[md.Mesh, md.Layout]:

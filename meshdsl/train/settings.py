@@ -10,17 +10,18 @@ import dataclasses
 import functools
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import meshdsl as md
 
-from .load import load, mesh_and_layout, nearest
+from .load import load, nearest
+from .plans import knobs_of, plan_of_file, plan_on, with_knobs
 from .values import UsageError, as_json, from_text, from_toml, to_toml
 
-__all__ = ["Saving", "Settings", "Training", "resolve"]
+__all__ = ["Saving", "Settings", "Training", "configure", "resolve"]
 
 _LONGEST = 1 << 20  # bytes of a configuration file
 
@@ -86,22 +87,11 @@ class Settings:
 
     def run_plan(self) -> md.Plan:
         """The plan of the run: that of the file, with the settings' values; raises `LayoutError` for an illegal one."""
-        plan, chosen = _plan(self.plan), self.train
-        text = str(plan.mesh) if self.mesh is None and self.plan and self.layout and ":" in self.layout else self.mesh
-        mesh, layout = plan.mesh, plan.layout
-        if self.mesh is not None or self.layout is not None or self.plan is None:
-            mesh, rules = mesh_and_layout(self.workload, self.layout, text)
-            layout = plan.layout if self.layout is None and self.plan else rules
-        overlap = plan.overlap if plan.overlap.mode == chosen.overlap else md.Overlap(chosen.overlap)
-        update = dataclasses.replace(
-            plan.weight_update, mode=chosen.weight_update, group=chosen.update_group, regather=chosen.regather
-        )
-        chosen_plan = plan.replace(
-            mesh=mesh, layout=layout, weight_update=update, remat=chosen.remat, microbatches=chosen.microbatches,
-            overlap=overlap, steps=chosen.collective_steps or "auto", machine=None,
-        )  # fmt: skip
-        decides = chosen_plan.needs_machine or chosen.collective_steps == "auto"
-        return chosen_plan.replace(machine=chosen.machine) if decides else chosen_plan
+        chosen, steps = self.train, self.train.collective_steps
+        plan = plan_on(self.workload, plan_of_file(self.plan), self.layout, self.mesh).replace(machine=None)
+        knobs = {name: getattr(chosen, name) for name in knobs_of(plan)}
+        plan = with_knobs(plan, {**knobs, "collective_steps": steps or "auto"})
+        return plan.replace(machine=chosen.machine) if plan.needs_machine or steps == "auto" else plan
 
     def __str__(self) -> str:
         return "\n".join(_toml_lines("", self._tables())).strip() + "\n"
@@ -142,18 +132,7 @@ def resolve(
             except UsageError:  # --print-config also writes fields whose type cannot be parsed
                 if not key.startswith("config.") or to_toml(value) != to_toml(_current_value(workload.config, key)):
                     raise
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise UsageError(f"write a setting as key=value, for example d_model=512; got {setting!r}")
-        key = key if key in kinds or key.partition(".")[0] in _TABLES else f"config.{key}"
-        if key.startswith("config.") and key not in kinds:
-            fields = [name.removeprefix("config.") for name in kinds if name.startswith("config.")]
-            name = key.removeprefix("config.")
-            raise UsageError(f"the config of {workload.name} has no {name!r}{nearest(name, fields)}")
-        shown = key.removeprefix("config.")
-        kind = kinds[_known_key(key, kinds, "a run")]
-        values[key] = from_text(shown, text, kind)
+    values |= dict(_parsed(workload, setting, kinds) for setting in settings)
     values |= {key: value for key, value in (options or {}).items() if value is not None}
     return _build(source, workload, values, list(settings))
 
@@ -165,48 +144,60 @@ def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settin
             raise UsageError(f"{key} must be at least {minimum}, got {value}")
         if key in ("plan", "checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
             raise UsageError(f"{key} must not be empty")
+    return Settings(
+        source,
+        _configured(workload, values, settings),
+        values.get("mesh"),
+        values.get("layout"),
+        values.get("plan"),
+        _replace(Training(), "train.", {**_of_plan(plan_of_file(values.get("plan"))), **values}),
+        _replace(Saving(), "checkpoints.", values),
+    )
+
+
+def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workload:
+    """The workload with `key=value` settings applied to its config; values are parsed as the type of their field.
+
+    Raises `UsageError` for an unknown key, and for a value that the field's type does not accept.
+    """
+    settings, kinds = list(settings), _fields(type(workload.config), "config.")
+    return _configured(workload, dict(_parsed(workload, setting, kinds, ()) for setting in settings), settings)
+
+
+def _parsed(
+    workload: md.Workload, setting: str, kinds: Mapping[str, Any], tables: Collection[str] = _TABLES
+) -> tuple[str, Any]:
+    """The dotted key and the value of `key=value`; a key without one of the tables belongs to the config."""
+    key, equals, text = setting.partition("=")
+    if not equals:
+        raise UsageError(f"write a setting as key=value, for example d_model=512; got {setting!r}")
+    key = key if key in kinds or key.partition(".")[0] in tables else f"config.{key}"
+    name = key.removeprefix("config.")
+    if name != key and key not in kinds:
+        fields = [known.removeprefix("config.") for known in kinds if known.startswith("config.")]
+        raise UsageError(f"the config of {workload.name} has no {name!r}{nearest(name, fields)}")
+    return key, from_text(name, text, kinds[_known_key(key, kinds, "a run")])
+
+
+def _configured(workload: md.Workload, values: Mapping[str, Any], settings: Sequence[str]) -> md.Workload:
+    """The workload with the values of its config; `settings` are what the user wrote, for the error."""
     try:
-        config = _replace(workload.config, "config.", values)
+        return dataclasses.replace(workload, config=_replace(workload.config, "config.", values))
     except (TypeError, ValueError, ArithmeticError) as error:
         if isinstance(error, md.MeshdslError):
             raise
         rejected = " ".join(settings) or "the values of the file"
         raise UsageError(f"the config of {workload.name} rejects {rejected}: {error}") from error
-    return Settings(
-        source,
-        dataclasses.replace(workload, config=config),
-        values.get("mesh"),
-        values.get("layout"),
-        values.get("plan"),
-        _replace(Training(), "train.", {**_of_plan(values.get("plan")), **values}),
-        _replace(Saving(), "checkpoints.", values),
-    )
 
 
-def _plan(file: str | None) -> md.Plan:
-    """The plan of a file; of no file, one device."""
-    try:
-        return md.Plan("all:1") if file is None else md.Plan.load(file)
-    except md.LayoutError as error:
-        raise UsageError(str(error)) from None
-
-
-def _of_plan(file: str | None) -> dict[str, Any]:
-    """The settings of a plan file, by dotted key; without its mesh and layout."""
-    if file is None:
+def _of_plan(plan: md.Plan | None) -> dict[str, Any]:
+    """The settings of a plan, by dotted key; without its mesh and layout."""
+    if plan is None:
         return {}
-    plan = _plan(file)
-    update = plan.weight_update
-    return {
-        "train.weight_update": update.mode,
-        "train.update_group": update.group,
-        "train.regather": update.regather,
-        "train.remat": plan.remat,
-        "train.microbatches": plan.microbatches,
-        "train.overlap": plan.overlap.mode,
-        "train.collective_steps": plan.steps if plan.machine or plan.steps != "auto" else None,
-        "train.machine": plan.machine,
-    }
+    knobs = {f"train.{name}": value for name, value in knobs_of(plan).items()}
+    if plan.machine is None and plan.steps == "auto":
+        knobs["train.collective_steps"] = None
+    return {**knobs, "train.machine": plan.machine}
 
 
 def _replace(config: Any, prefix: str, values: Mapping[str, Any]) -> Any:

@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
     parser = command(commands, "compare", run, "compare several layouts side by side, and list their differences")
     workload_options(parser, several=True)
     cost_options(parser)
-    knob_options(parser, several=True)
+    knob_options(parser, several=("plan", "overlap"))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,20 @@ __all__ = [
 ]
 
 UPDATES = ("replicated", "sharded", "auto")
+REPEATED: dict[str, Any] = {"action": "append", "default": []}
+AGAIN = "; may be repeated"
 
 
-def knob_options(parser: argparse.ArgumentParser, *, overlap: bool = True, several: bool = False) -> None:
-    """Add the options for a plan file and for the knobs of the step; `several` allows many plans and overlaps."""
+def knob_options(parser: argparse.ArgumentParser, *, several: Collection[str] = ()) -> None:
+    """Add the options for a plan file and for the knobs of the step; those in `several` may be repeated."""
     group = section(parser, "plan")
     option = group.add_argument
-    repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
-    again = "; may be repeated" * several
     option(
         "--plan",
         type=Path,
         metavar="FILE",
-        help=f"TOML file of a plan; other options override its knobs{again}",
-        **repeated,
+        help=f"TOML file of a plan; other options override its knobs{AGAIN * ('plan' in several)}",
+        **(REPEATED if "plan" in several else {}),
     )
     update_options(group)
     option(
@@ -42,20 +43,16 @@ def knob_options(parser: argparse.ArgumentParser, *, overlap: bool = True, sever
         help="collectives over slow and fast mesh axes in steps: auto, where that is faster on the machine; flat, "
         "never (default); always",
     )
-    if overlap:
-        overlap_option(group, several=several)
-    else:
-        parser.set_defaults(overlap=None)
+    overlap_option(group, several="overlap" in several)
 
 
 def overlap_option(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
     """Add the option for overlapping communication with computation; `several` allows many values."""
-    repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
     parser.add_argument(
         "--overlap",
         choices=MODES,
-        help="overlap of communication with computation (default none)" + "; may be repeated" * several,
-        **repeated,
+        help=f"overlap of communication with computation (default none){AGAIN * several}",
+        **(REPEATED if several else {}),
     )
 
 
@@ -92,19 +89,12 @@ def plan_of(options: argparse.Namespace, workload: Any, layout: str | None, mesh
     """The plan of a file, or the default one, with the options' values; raises `UsageError` for a wrong file."""
     import meshdsl as md
 
-    from ...train import UsageError, mesh_and_layout
+    from ...train.plans import plan_of_file, plan_on
 
-    try:
-        plan = md.Plan("all:1") if file is None else md.Plan.load(file)
-    except md.LayoutError as error:
-        raise UsageError(str(error)) from None
-    if file is not None and options.forward:  # an evaluation step has no update and no backward pass
+    plan = plan_of_file(file)
+    if plan is not None and options.forward:  # an evaluation step has no update and no backward pass
         plan = md.Plan(plan.mesh, plan.layout)
-    if layout is not None or mesh is not None:
-        given_mesh = str(plan.mesh) if mesh is None and file is not None and layout and ":" in layout else mesh
-        new_mesh, new_layout = mesh_and_layout(workload, layout, given_mesh)
-        plan = plan.replace(mesh=new_mesh, layout=plan.layout if layout is None and file is not None else new_layout)
-    plan = overridden(plan, options)
+    plan = overridden(plan_on(workload, plan, layout, mesh), options)
     if plan.machine is not None and getattr(options, "machine", None) is None:
         options.machine = plan.machine
     return plan
@@ -112,39 +102,33 @@ def plan_of(options: argparse.Namespace, workload: Any, layout: str | None, mesh
 
 def overridden(plan: Any, options: argparse.Namespace) -> Any:
     """The plan with the values of the options that were given."""
-    import dataclasses
+    from ...train.plans import with_knobs
 
-    changes: dict[str, Any] = {}
-    update = {"mode": options.weight_update, "group": options.update_group, "regather": options.regather}
-    update = {name: value for name, value in update.items() if value is not None}
-    if update:
-        changes["weight_update"] = dataclasses.replace(plan.weight_update, **update)
-    for name in ("remat", "microbatches", "overlap"):
-        if getattr(options, name, None) is not None:
-            changes[name] = getattr(options, name)
-    if getattr(options, "collective_steps", None) is not None:
-        changes["steps"] = options.collective_steps
-    return plan.replace(**changes) if changes else plan
+    return with_knobs(plan, _given(options))
 
 
 def given_knobs(options: argparse.Namespace) -> list[str]:
     """The options that set a knob of the plan and were given."""
-    knobs = ("weight_update", "update_group", "regather", "remat", "microbatches", "overlap", "collective_steps")
-    return [f"--{name.replace('_', '-')}" for name in knobs if getattr(options, name) is not None]
+    return [f"--{name.replace('_', '-')}" for name in _given(options)]
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The values of the knobs that were given."""
+    from ...train.plans import KNOBS
+
+    return {name: value for name in KNOBS if (value := getattr(options, name, None)) not in (None, [])}
 
 
 def check_forward(options: argparse.Namespace) -> None:
     """Raises `UsageError` for knobs that an evaluation step does not have."""
     from ...train import UsageError
 
-    options_given = {
-        "--weight-update": options.weight_update not in (None, "replicated"),
-        "--update-group": options.update_group is not None,
-        "--regather": bool(options.regather),
-        "--remat": options.remat is not None,
-        "--microbatches": options.microbatches not in (None, 1),
-    }
-    names = [name for name, is_given in options_given.items() if is_given]
+    without_effect = {"weight_update": "replicated", "microbatches": 1}
+    names = [
+        f"--{name.replace('_', '-')}"
+        for name, value in _given(options).items()
+        if name not in ("overlap", "collective_steps") and value != without_effect.get(name)
+    ]
     if options.forward and names:
         raise UsageError(
             f"{', '.join(names)} has no effect with --forward: an evaluation step has no gradients and no update\n"

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -67,30 +68,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _resolved(options: argparse.Namespace) -> Any:
     from ...train import resolve
+    from ...train.settings import Saving, Training
 
+    of_tables = {"train": Training, "checkpoints": Saving}
     options_given = {
         "mesh": options.mesh,
         "layout": options.layout,
         "plan": None if options.plan is None else str(options.plan),
-        "train.steps": options.steps,
-        "train.seed": options.seed,
-        "train.eval_every": options.eval_every,
-        "train.eval_batches": options.eval_batches,
-        "train.weight_update": options.weight_update,
-        "train.update_group": options.update_group,
-        "train.regather": options.regather,
-        "train.remat": options.remat,
-        "train.microbatches": options.microbatches,
-        "train.overlap": options.overlap,
-        "train.collective_steps": options.collective_steps,
-        "train.machine": options.machine,
-        "train.non_finite": options.non_finite,
         "checkpoints.directory": options.checkpoints,
-        "checkpoints.save_every": options.save_every,
-        "checkpoints.keep": options.keep,
-        "checkpoints.resume": options.resume,
-        "checkpoints.take_over": options.take_over,
     }
+    for table, kind in of_tables.items():  # options have the names of the settings
+        options_given |= {f"{table}.{f.name}": vars(options)[f.name] for f in fields(kind) if f.name in options}
     settings = resolve(options.workload, options.config, options.settings, options_given)
     _check_used(options, settings)
     return settings
