@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import meshdsl as md
 
 __all__ = [
-    "Attend", "Attention", "Block", "Config", "Empty", "Layer", "Network", "Options", "Stack", "inputs", "linear",
-    "logits", "loss", "network", "stacked", "workload",
+    "Attend", "Attention", "Block", "Config", "Empty", "Layer", "Network", "Options", "Stack", "gated", "inputs",
+    "linear", "logits", "loss", "network", "stacked", "workload",
 ]  # fmt: skip
 
 Cache = dict[str, md.Tensor]
@@ -51,6 +51,21 @@ def linear(
     if bias is not None:
         y = y + md.cast(md.param(bias, into, init=md.init.zeros(), dtype=precision.param), y.dtype)
     return md.cast(md.prefer(y, "batch", into[0]), precision.compute)
+
+
+def gated(
+    x: md.Tensor,
+    hidden: md.Dim,
+    precision: md.nn.Precision,
+    activation: Callable[[md.Tensor], md.Tensor] = md.silu,
+    name: str = "feed_forward",
+) -> md.Tensor:
+    """(activation(x w_gate) * (x w_in)) w_out."""
+    wide = x.dims[-1]
+    with md.scope(name):
+        gate = activation(linear(x, "w_gate", [wide], [hidden], precision))
+        x = gate * linear(x, "w_in", [wide], [hidden], precision)
+        return linear(x, "w_out", [hidden], [wide], precision)
 
 
 def logits(

@@ -55,15 +55,9 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
             soft_cap=config.score_cap or None, eps=config.eps if config.norms else None, scale_offset=1.0,
         )  # fmt: skip
 
-    def feed_forward(x: md.Tensor) -> md.Tensor:
-        with md.scope("feed_forward"):
-            gate = md.gelu(causal.linear(x, "w_gate", [wide], [d_ff], precision))
-            x = gate * causal.linear(x, "w_in", [wide], [d_ff], precision)
-            return causal.linear(x, "w_out", [d_ff], [wide], precision)
-
     def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
         x = x + norm(attend(norm(x, name="norm_1")), name="norm_2")
-        return x + norm(feed_forward(norm(x, name="norm_3")), name="norm_4")
+        return x + norm(causal.gated(norm(x, name="norm_3"), d_ff, precision, md.gelu), name="norm_4")
 
     whole, rest = config.periods
     local, last = (attention(config.window), block), (attention(None), block)

@@ -58,15 +58,9 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     attention = causal.Attention(wide, heads, head, precision, group, speeds=speeds, eps=eps)
     norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
-    def feed_forward(x: md.Tensor) -> md.Tensor:
-        with md.scope("feed_forward"):
-            gate = md.silu(causal.linear(x, "w_gate", [wide], [d_ff], precision))
-            x = gate * causal.linear(x, "w_in", [wide], [d_ff], precision)
-            return causal.linear(x, "w_out", [d_ff], [wide], precision)
-
     def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
         x = x + attend(norm(x, name="norm_1"))
-        return x + feed_forward(norm(x, name="norm_2"))
+        return x + causal.gated(norm(x, name="norm_2"), d_ff, precision)
 
     return causal.stacked(config, attention, block, norm, tied=config.tied)
 

@@ -24,7 +24,7 @@ import meshdsl as md
 from meshdsl.models import causal, llama, rotary
 from meshdsl.models.rotary import Rotary
 
-__all__ = ["Config", "LAYOUTS", "mixtral", "mixtral_8x22b", "mixtral_8x7b", "network"]
+__all__ = ["Config", "LAYOUTS", "experts", "mixtral", "mixtral_8x22b", "mixtral_8x7b", "network"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,20 @@ LAYOUTS = {
 }
 
 
+def experts(x: md.Tensor, expert: md.Dim, hidden: md.Dim, *, together: bool = False, **options: Any) -> md.Tensor:
+    """A gated mixture of experts of x [batch, length, model] or [batch, model]; the options are those of `moe_layer`.
+
+    If `together`, the tokens of a sequence share the slots of the experts; if not, each is a group.
+    """
+    tokens = md.rename(x, length="position") if "length" in [d.name for d in x.dims] else x
+    if not together or tokens is x:
+        tokens = md.reshape(tokens, [*tokens.dims[:-1], md.Dim("token", 1), tokens.dims[-1]])
+    y, _ = md.nn.moe_layer(
+        tokens, expert, hidden, tokens=tokens.dims[-2], weigh="hidden", activation="silu", gated=True, **options
+    )
+    return md.reshape(y, x.dims)
+
+
 def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     """The network of models/causal.py, and its empty cache."""
     (_, wide, heads, d_ff, _), precision, factor = config.dims(), config.precision, config.capacity_factor
@@ -67,20 +81,16 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     dispatch = "grouped" if dropless and config.dispatch == "auto" else config.dispatch
     norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
-    def experts(x: md.Tensor) -> md.Tensor:
-        tokens = md.rename(x, length="position") if "length" in [d.name for d in x.dims] else x
-        if not factor or tokens is x:
-            tokens = md.reshape(tokens, [*tokens.dims[:-1], md.Dim("token", 1), wide])
-        y, _ = md.nn.moe_layer(
-            tokens, md.Dim("expert", config.experts), d_ff, tokens=tokens.dims[-2], router="mixtral", k=config.chosen,
+    def feed_forward(x: md.Tensor) -> md.Tensor:
+        return experts(
+            x, md.Dim("expert", config.experts), d_ff, together=bool(factor), router="mixtral", k=config.chosen,
             capacity_formula="paper" if factor else "all", capacity_factor=factor or 1.0, exchange=config.exchange,
-            dispatch=dispatch, weigh="hidden", activation="silu", gated=True, precision=precision,
+            dispatch=dispatch, precision=precision,
         )  # fmt: skip
-        return md.reshape(y, x.dims)
 
     def block(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
         x = x + attend(norm(x, name="norm_1"))
-        return x + experts(norm(x, name="norm_2"))
+        return x + feed_forward(norm(x, name="norm_2"))
 
     return causal.stacked(config, attention, block, norm, tied=config.tied)
 

@@ -163,6 +163,7 @@ def rotary(
     offset: int | md.Tensor = 0,
     *,
     speeds: Sequence[float] | None = None,
+    interleaved: bool = False,
 ) -> md.Tensor:
     """Rotary position embedding: rotates pairs of elements of x by an angle proportional to the position along `over`.
 
@@ -173,7 +174,8 @@ def rotary(
 
     The product of two rotated tensors depends only on the distance between their positions. Element i of the first
     half of `head` is paired with element i of the second half, and rotates by base ** (-i / half) radians per position
-    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX), or by speeds[i], for scaled positions. `offset`
+    (Su et al., "RoFormer", 2021, section 3.2.2; pairs as in GPT-NeoX), or by speeds[i], for scaled positions. If
+    `interleaved`, elements 2 i and 2 i + 1 are a pair, as in RoFormer; in the result, they are i and i + half. `offset`
     is the position of the first element, a number or an integer tensor with dims of x; with `over` None, it is the
     position of all of x, as in decoding. Raises `ShapeError` if `head` is odd, or has another number of pairs than
     there are speeds.
@@ -190,7 +192,9 @@ def rotary(
     at = _positions(length_dim, offset, dtype)
     angle = md.einsum(at, speed, out=[*at.dims, half])
     cos, sin = md.cast(md.cos(angle), x.dtype), md.cast(md.sin(angle), x.dtype)
-    a, b = md.slice(x, head_dim, 0, half.size), md.slice(x, head_dim, half.size, half.size)
+    a, b = (
+        md.slice(x, head_dim, i if interleaved else i * half.size, half.size, 2 if interleaved else 1) for i in (0, 1)
+    )
     return md.concat([a * cos - b * sin, a * sin + b * cos], head_dim.name)
 
 

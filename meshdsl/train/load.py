@@ -95,6 +95,7 @@ def _configured_by(path: Path) -> md.Workload:
     kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in readers:
         raise UsageError(f"{path} has no known model_type: {str(kind)[:60]!r}{_list_names(sorted(map(str, readers)))}")
+    values.pop("quantization_config", None)  # of the file's weights, which are not read
     workload, hub = readers[kind], md.HubConfig(values)
     assert workload.hugging_face is not None
     fields = workload.hugging_face.read_config(hub, workload.config)

@@ -22,7 +22,7 @@ CONFIG = Path(__file__).parent.parent / "models" / "references" / "llama3" / "co
         ("mixtral-8x22b", 140.63e9), ("gpt3-175b", 174.60e9), ("llama2-7b", 6.74e9), ("gpt2-xl", 1.558e9),
         ("qwen3-8b", 8.19e9), ("qwen3-32b", 32.76e9),
         ("gemma2-2b", 2.614e9), ("gemma2-9b", 9.242e9), ("gemma2-27b", 27.227e9), ("gemma3-1b", 1.000e9),
-        ("gemma3-4b", 3.880e9), ("gemma3-12b", 11.766e9), ("gemma3-27b", 27.009e9),
+        ("gemma3-4b", 3.880e9), ("gemma3-12b", 11.766e9), ("gemma3-27b", 27.009e9), ("deepseek-v3", 671.03e9),
     ],
 )  # fmt: skip
 def test_a_named_model_has_the_published_number_of_parameters(name: str, published: float):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.models import gemma2, gemma3, gpt2, llama, mamba, mixtral, qwen3, resnet_bn, t5, vit
+from meshdsl.models import deepseek, gemma2, gemma3, gpt2, llama, mamba, mixtral, qwen3, resnet_bn, t5, vit
 from meshdsl.models.rotary import Rotary
 from meshdsl.train.weights.files import header_of, open_directory
 from meshdsl.train.weights.load import read_params, rules_of
@@ -28,7 +28,7 @@ from meshdsl.train.weights.table import rule_of
 REFERENCES = Path(__file__).parent / "references"
 MODELS: dict[str, md.Workload] = {
     "llama2": llama.llama, "llama3": llama.llama, "qwen3": qwen3.qwen3, "gpt2": gpt2.gpt2, "mixtral": mixtral.mixtral,
-    "gemma2": gemma2.gemma2, "gemma3": gemma3.gemma3,
+    "gemma2": gemma2.gemma2, "gemma3": gemma3.gemma3, "deepseek_v3": deepseek.deepseek,
     "vit": vit.vit, "resnet_basic": resnet_bn.resnet_bn, "resnet_bottleneck": resnet_bn.resnet_bn,
     "t5": t5.t5, "t5_gated": t5.t5, "mamba": mamba.mamba,
 }  # fmt: skip
@@ -102,6 +102,7 @@ QUICK = [
     ("qwen3", "zero_context"), ("gpt2", "data_model"), ("gpt2", "zero_context"), ("mixtral", "expert_model"),
     ("mixtral", "zero_context"),
     ("gemma2", "data_model"), ("gemma2", "zero_context"), ("gemma3", "sequence"), ("gemma3", "context"),
+    ("deepseek_v3", "zero_context"), ("deepseek_v3", "expert_model"), ("deepseek_v3", "sequence"),
     ("vit", "zero"), ("vit", "sequence"), ("vit", "context"), ("resnet_bottleneck", "spatial"),
     ("t5", "context"), ("t5_gated", "sequence"), ("mamba", "zero"), ("mamba", "sequence"),
     ("mamba", "context"),
@@ -204,6 +205,7 @@ def continued(name: str, mesh: str, layout: str, *key: md.Tensor) -> np.ndarray:
         ("qwen3", "context"),
         ("gemma2", "model"),
         ("gemma3", "context"),
+        ("deepseek_v3", "expert_model"),
         ("gpt2", "sequence"),
         ("mixtral", "expert_model"),
         ("t5", "model"),
@@ -233,7 +235,8 @@ def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
     [
         ("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", ""),
         ("mixtral", "expert:a d_ff:b heads:b"), ("qwen3", "head:a"),
-        ("gemma2", "model:a heads:b d_ff:b"), ("gemma3", "model:a heads:b"), ("vit", "length:a d_ff:b height_window:b"),
+        ("gemma2", "model:a heads:b d_ff:b"), ("gemma3", "model:a heads:b"), ("deepseek_v3", "expert:a heads:b"),
+        ("vit", "length:a d_ff:b height_window:b"),
         ("resnet_bottleneck", "middle2:a stage1:b layer1:a"),
         ("t5_gated", "heads:a bucket:b d_ff:b"), ("mamba", "inner:a vocab:b"),
     ],

@@ -143,8 +143,27 @@ def test_route_sends_nothing_between_groups(router: str):
 
 @pytest.mark.parametrize("name", moe.PRESETS)
 def test_route_accepts_every_preset(name: str):
-    routing = routed(router=name, uniforms=md.tensor(np.full(6, 0.5), "token"))
+    x = gates(np.random.default_rng(0).dirichlet(np.ones(16), 6))
+    routing = routed(x, router=name, uniforms=md.tensor(np.full(6, 0.5), "token"))
     assert routing.counts.sum() == routing.dispatch.sum() > 0
+
+
+def test_a_bias_and_groups_decide_the_choice_and_not_the_weights():
+    rng = np.random.default_rng(1)
+    x, bias = rng.random((6, 8)), rng.normal(size=8)
+    by_bias = x + bias
+    groups = np.sort(by_bias.reshape(6, 4, 2), -1).sum(-1)
+    best = np.argsort(-groups, -1)[:, :2]
+    allowed = (np.arange(8)[None] // 2 == best[..., None]).any(1)
+    chosen = np.argsort(-np.where(allowed, by_bias, -np.inf), -1)[:, :3]
+    expected = np.zeros((6, 8))
+    for token, experts in enumerate(chosen):
+        expected[token, experts] = 2.5 * x[token, experts] / x[token, experts].sum()
+    options = {"k": 3, "normalize": "before", "groups": 4, "best_groups": 2, "scale": 2.5}
+    options |= {"bias": md.tensor(bias, "expert"), "capacity": md.Dim("slot", 6)}
+    np.testing.assert_allclose(routed(gates(x), router="top_k", **options).combine.sum(-1), expected)
+    with pytest.raises(md.ShapeError, match="the best 1 of 4 equal groups of expert=8 must have the 3 experts"):
+        routed(gates(x), router="top_k", **{**options, "best_groups": 1})
 
 
 def test_presets_differ_like_the_published_code():

@@ -155,7 +155,7 @@ def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
     ids: list[md.Tensor] = []
     chosen: list[md.Tensor] = []
     raw: list[md.Tensor] = []
-    remaining = md.stop_gradient(gates)
+    remaining = _scores(args, gates)
     for _ in range(k):
         best, mask = _chosen(args, remaining)
         remaining = md.where(mask, float("-inf"), remaining)
@@ -163,6 +163,7 @@ def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
         chosen.append(mask)
         raw.append(md.sum(md.where(mask, gates, 0), expert))
     weights = _shares(raw) if options.get("normalize") == "before" else raw
+    weights = [w * options["scale"] for w in weights] if options.get("scale", 1.0) != 1 else weights
 
     masks = [mask if args.real is None else mask & args.real for mask in chosen]
     first_choice = masks[0]
@@ -184,6 +185,29 @@ def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
     loss = _balance(args, first_choice, gates)
     by = tuple(Choice(*parts) for parts in zip(ids, slots, weights, keeps, strict=True))
     return _assignment(args, by, masks, loss, first_choice, used)
+
+
+def _scores(args: RouterArgs, gates: md.Tensor) -> md.Tensor:
+    """The gates with their bias, without gradient; -inf outside the best groups of experts."""
+    options, expert, scores = args.options, args.expert, md.stop_gradient(gates)
+    bias, groups, best = options.get("bias"), options.get("groups", 1), options.get("best_groups", 1)
+    if bias is not None:
+        scores = scores + md.stop_gradient(md.cast(bias, scores.dtype))
+    if groups == best:
+        return scores
+    if not 0 < best < groups or expert.size % groups or expert.size // groups * best < options["k"]:
+        raise md.ShapeError(
+            f"the best {best} of {groups} equal groups of {expert!r} must have the {options['k']} experts of a token"
+        )
+    group, member = md.Dim(f"{expert.name}_group", groups), md.Dim(f"{expert.name}_member", expert.size // groups)
+    split = md.unflatten(scores, expert, [group, member])
+    two = md.top_k(split, member, md.Dim("two", min(2, member.size)))[0]
+    _, chosen = md.top_k(md.sum(two, "two"), group, md.Dim("best_group", best))
+    outer = [d for d in scores.dims if d != expert]
+    kept = md.any(md.broadcast(chosen, [*outer, group, "best_group"]) == md.iota(group), "best_group")
+    return md.flatten(
+        md.where(kept, md.transpose(split, [*outer, group, member]), float("-inf")), [group, member], expert
+    )
 
 
 def _by_ids(args: RouterArgs, ids: md.Tensor) -> Assignment:

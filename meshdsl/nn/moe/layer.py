@@ -12,7 +12,7 @@ from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 from .assignment import assign, choices
 from .dispatch import dispatch_by, unweighted
-from .options import PRESETS, capacity_of, choices_of, resolve, suggest
+from .options import PRESETS, Preset, capacity_of, choices_of, resolve, suggest
 from .token_parts import RoutedPart, check_parts, cut, join, route_parts
 
 __all__ = ["moe_layer"]
@@ -64,7 +64,8 @@ def moe_layer(
     it is `aux_weight` times the router's balance loss plus `z_weight` times the mean of logsumexp(logits) ** 2
     (ST-MoE, Zoph et al., 2022).
 
-    The gate's product and softmax are computed in at least float32. `router` and `options` are those of
+    The gate's product and softmax are computed in at least float32; some presets take a sigmoid, and have a parameter
+    `gate_bias` that has no gradient. `router` and `options` are those of
     `md.nn.moe.route`, or a preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the
     preset's, else "mesh_tf"; "all" drops no token) and `capacity_factor`, or `eval_capacity_factor` if `train` is
     false. In training with a key, the inputs of the gate are multiplied by U(1 - jitter, 1 + jitter), and second
@@ -94,7 +95,8 @@ def moe_layer(
     check_parts(parts, token, router, options)
     groups = [d for d in x.dims if d not in (token, model_dim)]
     gate = md.Dim("gate", expert.size)
-    formula = capacity_formula or (PRESETS[router].capacity if router in PRESETS else "mesh_tf")
+    preset = PRESETS.get(router) or Preset(router, "mesh_tf")
+    formula = capacity_formula or preset.capacity
     k = choices_of(*resolve(router, options))
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
     slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
@@ -102,7 +104,10 @@ def moe_layer(
 
     with md.scope(name):
         logits = _logits(x, model_dim, gate, jitter if train else 0.0, jitter_key, init, precision)
-        gates = md.softmax(logits, gate)
+        gates = md.sigmoid(logits) if preset.scoring == "sigmoid" else md.softmax(logits, gate)
+        if preset.biased:
+            bias = md.param("gate_bias", [gate], init=md.init.zeros(), dtype=precision.param)
+            options = {"bias": md.cast(bias, gates.dtype), **options}
         assignment = assign(
             gates,
             tokens=token,

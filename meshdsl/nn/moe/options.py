@@ -26,16 +26,20 @@ _GIVEN = object()  # any tensor
 
 # ROUTERS: the options of each router and their defaults. _VALUES: the allowed values of each option.
 _TOP2 = {"policy": None, "threshold": 0.5, "normalize": "before"}
+# fmt: off
 ROUTERS: Mapping[str, Mapping[str, Any]] = {
     "gshard_paper": {**_TOP2, "rejected_second_uses_slot": True, "aux_scale": "paper"},
     "top2": {**_TOP2, "rejected_second_uses_slot": False, "aux_scale": "E2_mean"},
     "switch": {"aux_scale": "E2_mean"},
-    "top_k": {"k": 2, "normalize": "none", "aux_scale": "E2_mean"},
+    "top_k": {
+        "k": 2, "normalize": "none", "aux_scale": "E2_mean", "bias": None, "groups": 1, "best_groups": 1, "scale": 1.0,
+    },
     "batch_prioritised": {"k": 1, "score": "top1", "normalize": "none", "aux_scale": "E2_mean"},
     "expert_choice": {},
     "hash": {"token_ids": None, "table": None},
     "random": {"ids": None},
 }
+# fmt: on
 _VALUES: Mapping[str, Any] = {
     "policy": _POLICY,
     "normalize": _NORMALIZE,
@@ -44,6 +48,10 @@ _VALUES: Mapping[str, Any] = {
     "rejected_second_uses_slot": (False, True),
     "threshold": _NUMBER,
     "k": _INTEGER,
+    "bias": _GIVEN,
+    "groups": _INTEGER,
+    "best_groups": _INTEGER,
+    "scale": _NUMBER,
     "token_ids": _GIVEN,
     "table": _GIVEN,
     "ids": _GIVEN,
@@ -52,7 +60,9 @@ _VALUES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A published variant: its router, its options, and its capacity formula.
+    """A published variant: its router, its options, its capacity formula, and how `md.nn.moe_layer` computes its gates.
+
+    `scoring` is "softmax" or "sigmoid"; if `biased`, a parameter `gate_bias` is the router's option `bias`.
 
     >>> import meshdsl as md
     >>> preset = md.nn.moe.PRESETS["tutel"]
@@ -63,6 +73,8 @@ class Preset:
     router: str
     capacity: str
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    scoring: str = "softmax"
+    biased: bool = False
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -87,6 +99,10 @@ PRESETS: Mapping[str, Preset] = {
     "v_moe": Preset("batch_prioritised", "paper", {"k": 2, "normalize": "none"}),
     # Mixtral (Jiang et al., 2024), section 2.2: the softmax over the best two, and no token is dropped
     "mixtral": Preset("top_k", "all", {"k": 2, "normalize": "before"}),
+    # DeepSeek-V3 (2024), section 2.1.2: sigmoids, a bias for the choice alone, the best eight of the best four groups
+    "deepseek_v3": Preset(
+        "top_k", "all", {"k": 8, "normalize": "before", "groups": 8, "best_groups": 4, "scale": 2.5}, "sigmoid", True
+    ),
 }
 
 

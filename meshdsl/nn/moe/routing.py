@@ -60,7 +60,8 @@ def route(
     - "gshard_paper": GShard (Lepikhin et al., 2020), Algorithm 1; a rejected second choice uses a slot (as top2)
     - "top2": a rejected second choice uses no slot (policy, threshold, normalize, aux_scale, rejected_second_uses_slot)
     - "switch": the expert of largest probability, in token order (Fedus et al., 2021) (aux_scale)
-    - "top_k": k choices per token; all j-th choices get slots before any (j+1)-th (k, normalize, aux_scale)
+    - "top_k": k choices per token; all j-th choices get slots before any (j+1)-th (k, normalize, aux_scale, bias,
+      groups, best_groups, scale)
     - "batch_prioritised": top_k with tokens ordered by score (Riquelme et al., 2021) (score, and those of top_k)
     - "expert_choice": each expert chooses its best tokens (Zhou et al., 2022); not causal
     - "hash": expert `table[id]` of the token's id, or id mod experts without a table; weight 1 (token_ids, table)
@@ -70,6 +71,9 @@ def route(
     "threshold" (if g2 > threshold, g2 being the normalised weight) or "random" (if g2 / threshold > u, u being
     `uniforms` [groups, token]). The default is "random" if `uniforms` are given, else "all". `normalize` divides each
     weight by the sum of the token's chosen weights, "before" or "after" the capacity limit, or not ("none").
+    `bias` [expert] is added to the gates for the choice, not in the weights. With `groups`, experts are chosen from the
+    `best_groups` of this many groups of consecutive experts, those of the largest sum of their best two. `scale`
+    multiplies the weights (DeepSeek-V3, 2024).
     `aux_scale` is "E2_mean" (E sum(f m), 1 if balanced), "paper" (that divided by E^2) or "none"; the loss is averaged
     over groups. Tokens with `nonpadding` [groups, token] zero are not routed: they use no slot and add nothing to the
     loss, but its means still divide by the number of all tokens.

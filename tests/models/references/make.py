@@ -44,6 +44,16 @@ GEMMA_3_ROPE = {
     "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
+DEEPSEEK = {
+    **TEXT, "num_hidden_layers": 3, "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 4, "qk_rope_head_dim": 8,
+    "v_head_dim": 3, "moe_intermediate_size": 6, "n_routed_experts": 8, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 50.0, "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0, "mscale": 0.7,
+        "mscale_all_dim": 0.7, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
 VIT = {
     "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20, "image_size": 8,
     "patch_size": 2, "num_labels": 7,
@@ -62,6 +72,7 @@ MODELS = {
     "qwen3": (transformers.Qwen3ForCausalLM, LLAMA | {"head_dim": 4}),
     "gemma2": (transformers.Gemma2ForCausalLM, GEMMA | GEMMA_2),
     "gemma3": (transformers.Gemma3ForCausalLM, GEMMA | {"num_hidden_layers": 8, "rope_parameters": GEMMA_3_ROPE}),
+    "deepseek_v3": (transformers.DeepseekV3ForCausalLM, DEEPSEEK),
     "gpt2": (
         transformers.GPT2LMHeadModel,
         {"vocab_size": 29, "n_layer": 2, "n_embd": 12, "n_head": 3, "n_positions": 16},
@@ -105,6 +116,8 @@ def randomise(model: torch.nn.Module) -> None:
             scale = 0.3 if p.ndim > 1 else 0.2
             p.copy_(noise * scale + (one if "norm" in name and name.endswith("weight") and p.ndim == 1 else 0.0))
         for name, b in model.named_buffers():
+            if "correction_bias" in name:
+                b.copy_(torch.randn(b.shape, generator=generator, dtype=torch.float32) * 0.1)
             if "running" in name:
                 noise = torch.randn(b.shape, generator=generator, dtype=torch.float32) * 0.2
                 b.copy_(1 + noise.abs() if name.endswith("var") else noise)
