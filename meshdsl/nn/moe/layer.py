@@ -223,8 +223,10 @@ class _Layer:
 
         def product(y: md.Tensor, name: str) -> md.Tensor:
             expert, gone, _ = self.matrices[name].dims
-            y = self.precision.grouped_dot(y, self.matrices[name], index, expert, gone)
-            return md.cast(md.prefer(y, *index.dims), self.precision.compute)
+            y = md.prefer(self.precision.grouped_dot(y, self.matrices[name], index, expert, gone), *index.dims)
+            if name == "wo" and self.weigh == "hidden":
+                return y  # a cast would reduce partial sums over a sharded `hidden` before the sum over choices
+            return md.cast(y, self.precision.compute)
 
         y = self._feed_forward(x, product, weights if self.weigh == "hidden" else None)
         y = md.cast(y, self.precision.reduce)
