@@ -62,6 +62,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.joining": ("concat", "stack", "unstack"),
     "ops.grouped": ("grouped_dot",),
     "ops.indexing": ("iota", "one_hot", "put_add", "take"),
+    "ops.inverse": ("inverse_index",),
     "ops.ordering": ("argsort", "cumsum", "sort", "top_k"),
     "ops.conv": ("conv",),
     "ops.pooling": ("avg_pool", "max_pool"),

@@ -102,6 +102,7 @@ from .ops.indexing import iota as iota
 from .ops.indexing import one_hot as one_hot
 from .ops.indexing import put_add as put_add
 from .ops.indexing import take as take
+from .ops.inverse import inverse_index as inverse_index
 from .ops.joining import concat as concat
 from .ops.joining import stack as stack
 from .ops.joining import unstack as unstack

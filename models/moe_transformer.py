@@ -32,7 +32,6 @@ class Experts:
     eval_capacity_factor: float = 2.0
     decode_capacity_factor: float | None = None  # None: decoding drops no tokens
     exchange: str = "padded"  # or "ragged", which sends only filled slots
-    parts: int = 1  # parts in which the tokens of a group are routed, sent and computed
     train: bool = True  # selects the capacity factor; training with a key also rejects second choices at random
     aux_weight: float = 0.01
     dispatch: str = "auto"
@@ -77,7 +76,6 @@ def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
             aux_weight=config.aux_weight,
             dispatch=config.dispatch,
             exchange=config.exchange,
-            parts=config.parts,
             precision=precision,
         )
         return ungrouped(y, x), aux

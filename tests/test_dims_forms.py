@@ -129,6 +129,8 @@ ROWS: list[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]] = [
     ("pad.dim", ONE, "a:4", lambda d, x: md.pad(x, d, 1, 1), (X,)),
     ("param.dims", NEWS, "a:4 b:6", lambda d: md.model(lambda: md.param("w", d)).init(KEY), ()),
     ("prefer.dims", ONE, "a:4", lambda d, x: md.prefer(x, d), (X,)),
+    ("inverse_index.over", ONE, "a:4", lambda d, i: md.inverse_index(i, over=d, into="s:4"), (IDS,)),
+    ("inverse_index.into", NEWS, "s:2 u:3", lambda d, i: md.inverse_index(i, over="a", into=d), (IDS,)),
     ("put_add.over", ONE, "b:6", lambda d, x, i: md.put_add(x, i, md.ones("a:4"), d), (md.spec("b:6"), IDS)),
     ("ragged.dim", ONE, "b:6", lambda d, x: md.ragged(x, md.full("a:4", 2, "int32"), d), (X,)),
     ("random.bernoulli.dims", NEWS, "a:4 b:6", lambda d: md.random.bernoulli(KEY, 0.5, d), ()),

@@ -30,6 +30,7 @@ TITLES = {
     "ops.dynamic": "Slices and moves along a dim",
     "ops.joining": "Joining",
     "ops.indexing": "Indices",
+    "ops.inverse": "Indices",
     "ops.ordering": "Running sums and order",
     "ops.conv": "Windows",
     "ops.pooling": "Windows",

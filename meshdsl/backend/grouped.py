@@ -1,7 +1,8 @@
 """Grouped products in JAX: each row of x times the matrix that its group selects, without a copy of a matrix per row.
 
 Rows are sorted by group. A loop visits each pair of a block of rows and a group in it, of which there are at most
-blocks + groups - 1. For `jax.lax.ragged_dot`, XLA would multiply all rows by all matrices, unless it has a kernel.
+blocks + groups - 1; where `few` rows have a group, it visits the pairs that exist, a number known when it runs. For
+`jax.lax.ragged_dot`, XLA would multiply all rows by all matrices, unless it has a kernel.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -23,7 +24,9 @@ __all__ = ["grouped_dot", "grouped_outer"]
 BLOCKS = (128, 1024)  # the smallest and the largest number of rows; outer products read and write a matrix for each
 
 
-def grouped_dot(x: Any, w: Any, group: Any, dtype: Any, product: Callable[..., Any] | None = None) -> Any:
+def grouped_dot(
+    x: Any, w: Any, group: Any, dtype: Any, product: Callable[..., Any] | None = None, few: bool = False
+) -> Any:
     """Row r of x [rows, k] times w [groups, k, n][group[r]], in `dtype`; 0 for a group out of range.
 
     `product` multiplies the sorted rows, as `dot_blocks` does.
@@ -32,20 +35,21 @@ def grouped_dot(x: Any, w: Any, group: Any, dtype: Any, product: Callable[..., A
     if not (x.size and w.size):
         return _zeros((x.shape[0], w.shape[2]), dtype, x)
     order = jnp.argsort(group)
-    results = (product or dot_blocks)(x[order], w, _sizes(group, w.shape[0]), dtype)
+    sizes = _sizes(group, w.shape[0])
+    results = product(x[order], w, sizes, dtype) if product else dot_blocks(x[order], w, sizes, dtype, few)
     return results[jnp.argsort(order)]
 
 
-def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any) -> Any:
+def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any, few: bool = False) -> Any:
     """The sums over the rows of each group of the outer products of x [rows, k] and y [rows, n]: [groups, k, n]."""
     x, y, group = alike((x, y, group))
     if not (x.size and y.size and groups):
         return _zeros((groups, x.shape[1], y.shape[1]), dtype, x)
     order = jnp.argsort(group)
-    return outer_blocks(x[order], y[order], _sizes(group, groups), dtype)
+    return outer_blocks(x[order], y[order], _sizes(group, groups), dtype, few)
 
 
-def dot_blocks(x: Any, w: Any, sizes: Any, dtype: Any) -> Any:
+def dot_blocks(x: Any, w: Any, sizes: Any, dtype: Any, few: bool = False) -> Any:
     """Sorted rows times the matrices of their groups, block by block; 0 for the rows after all groups."""
 
     def visit(out: Any, start: Any, g: Any, of_group: Any, rows: Callable[[Any], Any]) -> Any:
@@ -53,10 +57,10 @@ def dot_blocks(x: Any, w: Any, sizes: Any, dtype: Any) -> Any:
         product = _dot(rows(x), matrix, (((1,), (0,)), ((), ())), _wide(dtype)).astype(dtype)
         return lax.dynamic_update_slice_in_dim(out, jnp.where(of_group, product, rows(out)), start, 0)
 
-    return _visited(visit, _zeros((x.shape[0], w.shape[2]), dtype, x), x.shape[0], sizes)
+    return _visited(visit, _zeros((x.shape[0], w.shape[2]), dtype, x), x.shape[0], sizes, few)
 
 
-def outer_blocks(x: Any, y: Any, sizes: Any, dtype: Any) -> Any:
+def outer_blocks(x: Any, y: Any, sizes: Any, dtype: Any, few: bool = False) -> Any:
     """The outer products of sorted rows, summed for each group, block by block."""
 
     def visit(out: Any, start: Any, g: Any, of_group: Any, rows: Callable[[Any], Any]) -> Any:
@@ -66,7 +70,7 @@ def outer_blocks(x: Any, y: Any, sizes: Any, dtype: Any) -> Any:
         return lax.dynamic_update_index_in_dim(out, group_sum, g, 0)
 
     shape = (sizes.shape[0], x.shape[1], y.shape[1])
-    return _visited(visit, _zeros(shape, _wide(dtype), x), x.shape[0], sizes).astype(dtype)
+    return _visited(visit, _zeros(shape, _wide(dtype), x), x.shape[0], sizes, few).astype(dtype)
 
 
 def _wide(dtype: Any) -> Any:
@@ -83,7 +87,7 @@ def _sizes(group: Any, groups: int) -> Any:
     return (group[:, None] == np.arange(groups, dtype=np.int32)).sum(0, dtype=np.int32)
 
 
-def _visited(visit: Callable[..., Any], out: Any, rows: int, sizes: Any) -> Any:
+def _visited(visit: Callable[..., Any], out: Any, rows: int, sizes: Any, few: bool) -> Any:
     """Apply `visit` to each pair of a block of rows and a group with rows in it, and to no rows in trips beyond them.
 
     The last block ends with the rows, so that it may overlap the one before; `of_group` are the rows of the pair.
@@ -104,7 +108,8 @@ def _visited(visit: Callable[..., Any], out: Any, rows: int, sizes: Any) -> Any:
         of_group = (at >= jnp.maximum(starts[g], begin)) & (at < ends[g]) & (i < pairs[-1])
         return visit(out, start, g, of_group, lambda a: lax.dynamic_slice_in_dim(a, start, block))
 
-    return lax.fori_loop(0, min(-(-rows // block) + len(sizes) - 1, rows), step, out)
+    most = min(-(-rows // block) + len(sizes) - 1, rows)
+    return lax.fori_loop(0, jnp.minimum(pairs[-1], most) if few else most, step, out)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, like: Any) -> Any:

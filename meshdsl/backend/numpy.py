@@ -94,16 +94,16 @@ class _NumPy:
         return NumPy.astype(np.asarray(np.einsum(formula, *_factors(dtype, *xs), optimize=True)), dtype)
 
     @staticmethod
-    def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
-        out, (x, w) = np.zeros((len(x), w.shape[2]), dtype), _factors(dtype, x, w)
+    def grouped_dot(x: Any, w: Any, group: Any, dtype: Any, few: bool = False) -> Any:
+        out = np.zeros((len(x), w.shape[2]), dtype)
         for g in range(len(w)):
-            out[group == g] = x[group == g] @ w[g]
+            out[group == g] = NumPy.einsum("ab,bc->ac", x[group == g], w[g], dtype=_wide(out).dtype)
         return out
 
     @staticmethod
-    def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any) -> Any:
-        x, y = _factors(dtype, x, y)
-        sums = [x[group == g].T @ y[group == g] for g in range(groups)]
+    def grouped_outer(x: Any, y: Any, group: Any, groups: int, dtype: Any, few: bool = False) -> Any:
+        wide = _wide(np.zeros((), dtype)).dtype
+        sums = [NumPy.einsum("ab,ac->bc", x[group == g], y[group == g], dtype=wide) for g in range(groups)]
         return np.asarray(sums, dtype).reshape(groups, x.shape[1], y.shape[1])
 
     @staticmethod

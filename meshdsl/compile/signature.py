@@ -19,7 +19,7 @@ from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, caller
 from ..ir import Graph, Type, Var, walk
 from ..layouts import Layout, Mesh
 from ..lowering import Program
-from ..lowering.emit import check_platform, emit, shardings
+from ..lowering.emit import emit, shardings
 from ..targets import Target, target_named, target_of
 from ..targets.attention import with_kernels
 from ..trace import Tensor, check_dtypes, spec_of, trace, tree
@@ -114,13 +114,6 @@ class Stages:
     def shardings(self) -> list[NamedSharding]:
         return shardings(self.program.ins, self.bound)
 
-    @cached_property
-    def runnable(self) -> Program:
-        """The program; raises `LayoutError` when the mesh's devices cannot run it."""
-        target = target_of(self.bound.devices.flat)
-        check_platform(self.program, target.emission, target.name)
-        return self.program
-
     def emitted(self, mesh: Any, target: Target) -> Callable[..., Any]:
         """The program as a function of arrays, as the target that runs it needs it."""
         return emit(with_kernels(self.program, target), mesh, target.emission)
@@ -214,7 +207,7 @@ class Stages:
     @cached_property
     def expected(self) -> list[tuple[tuple[int, ...], NamedSharding]]:
         """The stored sizes and the sharding of every input."""
-        sizes = (self.program.extents.global_shape(v.dims) for v in self.runnable.ins)
+        sizes = (self.program.extents.global_shape(v.dims) for v in self.program.ins)
         return list(zip(sizes, self.shardings, strict=True))
 
     def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:

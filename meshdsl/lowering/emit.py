@@ -26,14 +26,13 @@ from ..backend import Block, Jax, Local, varying
 from ..control import BARRIER
 from ..control.host import host_values
 from ..dims import Dim, Shape
-from ..errors import LayoutError, at
-from ..ir import Cond, Eqn, Graph, Scan, Var, While, walk
+from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh, Sharding
 from .asynchrony import FENCE, Start, emit_fence
 from .program import Program
 from .ragged import RaggedAllToAll
 
-__all__ = ["PLAIN", "Emission", "check_platform", "emit", "partition_spec", "run_equations", "shardings"]
+__all__ = ["PLAIN", "Emission", "emit", "partition_spec", "run_equations", "shardings"]
 
 Env = dict[Var, Any]
 
@@ -49,7 +48,7 @@ class Emission:
     xp: Any = Jax  # the functions of kernels
     left_out: Callable[[Eqn, Sequence[Block]], Set[Dim]] = _none  # dims of local size 1 that a kernel does not see
     late_stacks: float = math.inf  # elements from which on stacks of a backward loop are allocated when it starts
-    ragged: bool = True  # JAX has a ragged all_to_all for it
+    ragged: bool = True  # JAX has a ragged all_to_all for it; else every slot is sent
 
 
 PLAIN = Emission()
@@ -110,8 +109,9 @@ def run_equations(
 
 def _results(program: Program, eqn: Eqn, xs: list[Any], emission: Emission) -> Sequence[Any]:
     if eqn.collective is not None:
-        source = eqn.ins[0]
-        return [eqn.collective.emit(xs[0], source.dims, source.sharding, program.mesh, *xs[1:])]
+        source, op = eqn.ins[0], eqn.op.collective if isinstance(eqn.op, Start) else eqn.collective
+        send = op.emit_padded if isinstance(op, RaggedAllToAll) and not emission.ragged else op.emit
+        return [send(xs[0], source.dims, source.sharding, program.mesh, *xs[1:])]
     match eqn.control:
         case Scan() as loop:
             return _scan(program, eqn, loop, xs, emission)
@@ -251,19 +251,3 @@ def _cond(branch: Cond, xs: Sequence[Any], emission: Emission) -> list[Any]:
 def _varying(xs: Sequence[Any], vars: Sequence[Var]) -> list[Any]:
     """Cast to varying over the axes of these values: JAX needs one type for a carry, and for both branches."""
     return [varying(x, v.sharding.varying) for x, v in zip(xs, vars, strict=True)]
-
-
-def check_platform(program: Program, emission: Emission, platform: str) -> None:
-    """Raise `LayoutError` if the program has a ragged exchange, and JAX has none for devices of this platform."""
-    ragged = (eqn for eqn, _ in walk(program) if isinstance(eqn.op, RaggedAllToAll))
-    eqn = None if emission.ragged else next(ragged, None)
-    if eqn is not None:
-        raise at(
-            LayoutError(
-                f"a program with a ragged exchange cannot run on {platform.upper()} devices: '{eqn.op}'\n"
-                "  only the filled slots are sent, by jax.lax.ragged_all_to_all, which no compiler for them knows\n"
-                "  take exchange='padded', or a layout that exchanges nothing; md.simulate, .cost and md.compile_for "
-                "take this one"
-            ),
-            eqn.where,
-        )

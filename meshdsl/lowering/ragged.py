@@ -37,6 +37,7 @@ class RaggedAllToAll(CollectiveDefaults):
     """An `AllToAll` that sends only the first slots along `slots`, as many as are filled; the others arrive as zeros.
 
     It takes the counts in the shardings before and after the exchange: on each device [cells] and a last dim of size 1.
+    If that has size 2, a cell sends a run instead: the first slot, and the number of slots from there on.
     `cells` are the dims that have separate counts; they include `dim` and `to`. No plan contains a ragged exchange; the
     pass `ragged_exchange` puts it in place of an `AllToAll`. `share` is the expected fraction of filled slots; it
     scales the estimated time only.
@@ -100,43 +101,61 @@ class RaggedAllToAll(CollectiveDefaults):
         offsets = lax.dynamic_slice_in_dim(
             starts(after), lax.axis_index(self.axes) * cells[grow_axis], cells[grow_axis], grow_axis
         )
+        first, count = (jnp.reshape(a, cells) for a in _run(send_counts))
         zeros = jnp.zeros((math.prod(cells) * size, *rest), x.dtype)
         y = lax.ragged_all_to_all(
             jnp.reshape(x, zeros.shape),
             varying(zeros, tuple(jax.typeof(x).mat.varying)),
-            by_peer(starts(cells), cut_axis),
-            by_peer(jnp.reshape(send_counts, cells), cut_axis),
-            jnp.tile(jnp.ravel(offsets), n),  # in the receiver's rows, the same for each receiver
-            by_peer(jnp.reshape(recv_counts, after), grow_axis),
+            by_peer(starts(cells) + first, cut_axis),
+            by_peer(count, cut_axis),
+            jnp.tile(jnp.ravel(offsets), n) + by_peer(first, cut_axis),  # in the receiver's rows
+            by_peer(jnp.reshape(_run(recv_counts)[1], after), grow_axis),
             axis_name=self.axes,
         )
         return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _inverse(order))
 
+    def emit_padded(
+        self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, send_counts: Array, recv_counts: Array
+    ) -> Array:
+        """The same result by an exchange of every slot, for devices without a ragged one."""
+        return self.padded.emit(self._filled(jnp, x, shape, send_counts), shape, before, mesh)
+
     def simulate(
         self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh, send_counts: Blocks, recv_counts: Blocks
     ) -> Blocks:
-        """The padded exchange of blocks whose slots past the count are zero.
+        """The padded exchange of blocks whose slots outside the run are zero.
 
         Raises `InternalError` when a device expects other counts than its peers send.
         """
         order = self._order(shape)
         cells = tuple(shape[i] for i in order[: len(self.cells)])
-        expected = self.padded.simulate([count[..., 0] for count in send_counts], cells, before, mesh)
-        if any((a != b[..., 0]).any() for a, b in zip(expected, recv_counts, strict=True)):
-            raise InternalError(f"'{self}' expects other counts than are sent")
-        filled: Blocks = []
-        for x, count in zip(blocks, send_counts, strict=True):
-            slots = np.arange(x.shape[order[len(self.cells)]])
-            mask = slots < count
-            mask = mask.reshape(mask.shape + (1,) * (x.ndim - count.ndim))
-            filled.append(np.where(np.transpose(mask, _inverse(order)), x, np.zeros((), x.dtype)))
+        for k in range(send_counts[0].shape[-1]):
+            expected = self.padded.simulate([count[..., k] for count in send_counts], cells, before, mesh)
+            if any((a != b[..., k]).any() for a, b in zip(expected, recv_counts, strict=True)):
+                raise InternalError(f"'{self}' expects other counts than are sent")
+        filled = [self._filled(np, x, shape, count) for x, count in zip(blocks, send_counts, strict=True)]
         return self.padded.simulate(filled, shape, before, mesh)
+
+    def _filled(self, xp: Any, x: Array, shape: Shape, counts: Array) -> Array:
+        """A block with zeros outside the runs."""
+        order = self._order(shape)
+        first, count = _run(counts)
+        slots = xp.arange(x.shape[order[len(self.cells)]], dtype=np.int32)
+        mask = (slots >= first[..., None]) & (slots < (first + count)[..., None])
+        mask = xp.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
+        return xp.where(xp.transpose(mask, _inverse(order)), x, xp.zeros((), x.dtype))
 
     def _order(self, shape: Shape) -> tuple[int, ...]:
         """The permutation of the dims to [cells, slots, the others]."""
         dims = names(shape)
         first = (*self.cells, self.slots)
         return tuple(dims.index(d) for d in (*first, *(d for d in dims if d not in first)))
+
+
+def _run(counts: Array) -> tuple[Array, Array]:
+    """The first filled slot of each cell, and how many there are."""
+    first = counts[..., 0] if counts.shape[-1] == 2 else 0 * counts[..., 0]
+    return first, counts[..., -1]
 
 
 def _inverse(order: Sequence[int]) -> tuple[int, ...]:

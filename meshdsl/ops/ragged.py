@@ -56,8 +56,8 @@ def ragged(x: Any, counts: Any, dim: DimLike, share: float = 1.0) -> Tensor:
     mark has no effect. `share` is the expected fraction of filled slots; only the predicted time depends on it.
 
     Raises `ShapeError` for counts that are not integers or have other dims, and for a share outside 0 to 1. At
-    compilation, raises `LayoutError` for an exchange that splits or joins a dim that the counts lack. A program with
-    such an exchange runs on TPUs and GPUs; JAX has no ragged_all_to_all for CPUs.
+    compilation, raises `LayoutError` for an exchange that splits or joins a dim that the counts lack. CPU devices, for
+    which JAX has no ragged_all_to_all, send every slot and give the same result.
     """
     x, counts = as_tensor(x), as_tensor(counts)
 

@@ -181,7 +181,7 @@ class _Search:
     def timed(self, body: Program, parts: int) -> float:
         if parts > 1:
             cuts = {v: self.cuts[v] for v in body.ins if v in self.cuts}
-            parts_of_body = split(body, "", parts, cuts)
+            parts_of_body = split(body, "", parts, cuts, body.eqns)
             sends = sum("all_to_all" in getattr(eqn.op, "name", "") for eqn in parts_of_body.part)
             if not sends:
                 return float("inf")

@@ -1,10 +1,7 @@
 """Operations of a program in parts: cut a part from each device's block, join, add, and count filled slots.
 
-Operations that read or make single parts of a cut dim, and reshapes whose outer dim has one element per device.
-
-An `index` reads one row of a dim, and a `stack` of rows makes one. If the dim is cut, a row is in one part, so an
-index needs only that part, and each part of a stack needs only its rows. (A model that routes its tokens in parts has
-such rows; see `meshdsl.nn.moe`.)
+The slots of an expert are numbered so that each part of the tokens fills a run of them: `USED` counts the slots that
+this part and the earlier ones use, and `PLACED` numbers those of this part from the earlier count on.
 
 A reshape passes on the cut of the outer dim of a merge or split. If a device stores one element of the outer dim, its
 block is cut along the next one: a batch, for example, of one group of several sequences per device.
@@ -16,18 +13,31 @@ block is cut along the next one: a batch, for example, of one group of several s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
+
+import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
 from ..ir import Eqn, Fuses, Linear, Op, Type
 from ..layouts import Mesh
-from ..ops.joining import INDEX, STACK
 from ..ops.reshape import RESHAPE, groups
 
-__all__ = ["FILLED_PART", "JOIN_PARTS", "PART", "SUM_PARTS", "resized", "inner_cut", "row_of", "rows_of_parts"]
+__all__ = [
+    "CARRIED", "FILLED_PART", "JOIN_PARTS", "PART", "PLACED", "RUN", "SUM_PARTS", "USED", "Cut", "inner_cut", "resized",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The cut of a value into parts: its name of the dim, and the number of chunks that each have parts."""
+
+    dim: str
+    chunks: int
 
 
 def resized(shape: Shape, dim: str, factor: float) -> Shape:
@@ -88,19 +98,83 @@ FILLED_PART = Op(  # of the first x slots of a block: how many are among the `si
 )
 
 
-def row_of(eqn: Eqn, dim: str, parts: int) -> tuple[int, int] | None:
-    """The part that an index along the cut `dim` reads, and the row of that part; None for another equation."""
-    if eqn.op is not INDEX or eqn.params["dim"].name != dim or eqn.params["dim"].size % parts:
-        return None
-    return divmod(eqn.params["at"], eqn.params["dim"].size // parts)
+def _carried(c: Local, x: Any, before: Any, *, dim: Dim) -> Any:
+    axis = c.ins[0].position(dim)
+    last = before[(slice(None),) * axis + (slice(before.shape[axis] - 1, None),)]
+    return c.xp.cumsum(x, axis).astype(x.dtype) + last
 
 
-def rows_of_parts(eqn: Eqn, parts: int) -> list[slice] | None:
-    """The operands of a stack that each part of its new dim consists of; None for another equation."""
-    if eqn.op is not STACK or len(eqn.ins) % parts or eqn.outs[0].sharding.axes(eqn.params["dim"].name):
-        return None
-    each = len(eqn.ins) // parts
-    return [slice(i * each, (i + 1) * each) for i in range(parts)]
+CARRIED = Op(  # the running sum of a part, given that of the part before it
+    "carried_cumsum", type=lambda x, before, *, dim: x, kernel=_carried, blocked=lambda x, before, *, dim: (dim.name,)
+)
+
+
+def _chosen_cells(c: Local, i: Any, axis: int, into: Shape) -> Any:
+    """One along a last axis at the cell (all dims of `into` but the last) of each index; zeros for one out of range."""
+    cells, slots = math.prod(d.size for d in into[:-1]), into[-1].size
+    cell = c.xp.where((i >= 0) & (i < cells * slots), i // slots, cells)
+    return (c.xp.expand_dims(cell, -1) == np.arange(cells, dtype=np.int32)).astype(np.int32)
+
+
+def _counted(c: Local, xs: Sequence[Any], over: Dim, into: Shape) -> tuple[list[Any], Any, int]:
+    """Per tensor of indices the ones of `_chosen_cells`; the slots used before, and the axis of `over` in both."""
+    axis = c.ins[0].position(over)
+    indices = [x for x, block in zip(xs, c.ins, strict=True) if over in block.dims]
+    ones = [_chosen_cells(c, i, axis, into) for i in indices]
+    sizes = (*ones[0].shape[:axis], 1, *ones[0].shape[axis + 1 :])
+    before = c.xp.zeros(sizes, np.int32) if len(indices) == len(xs) else xs[-1].reshape(sizes)
+    return ones, before, axis
+
+
+def _plus(c: Local, ones: Sequence[Any], before: Any, axis: int) -> Any:
+    """The counts before plus those of the ones."""
+    return reduce(lambda total, one: total + c.xp.expand_dims(c.xp.sum(one, axis=axis), axis), ones, before)
+
+
+def _used(c: Local, *xs: Any, over: Dim, into: Shape) -> Any:
+    ones, before, axis = _counted(c, xs, over, into)
+    total = _plus(c, ones, before, axis)
+    return total.astype(np.int32).reshape(c.outs[0].sizes)
+
+
+def _placed(c: Local, *xs: Any, over: Dim, into: Shape, which: int) -> Any:
+    ones, before, axis = _counted(c, xs, over, into)
+    start = _plus(c, ones[:which], before, axis)
+    place = c.xp.sum(c.xp.where(ones[which] > 0, start + c.xp.cumsum(ones[which], axis) - 1, 0), axis=-1)
+    i, slots, total = xs[which], into[-1].size, math.prod(d.size for d in into)
+    return c.xp.where((i >= 0) & (i < total), i // slots * slots + place, i).astype(np.int32)
+
+
+def _used_type(*xs: Type, over: Dim, into: Shape) -> Type:
+    return Type((*(d for d in xs[0].dims if d != over), *into[:-1]), np.dtype(np.int32))
+
+
+USED = Op("used_slots", type=_used_type, kernel=_used, blocked=lambda *xs, over, into: (over.name, *_names(into)))
+PLACED = Op(
+    "placed_slots",
+    type=lambda *xs, over, into, which: xs[which],
+    kernel=_placed,
+    blocked=lambda *xs, over, into, which: (over.name, *_names(into)),
+)
+
+
+def _run(c: Local, *used: Any, run: Dim) -> Any:
+    *before, now = used
+    first = before[0] if before else c.xp.zeros(now.shape, now.dtype)
+    return c.xp.stack([first, now - first], -1)
+
+
+RUN = Op(  # the first slot that a part fills and how many it fills, from the used slots before it and after it
+    "run_of_slots",
+    type=lambda *used, run: Type((*used[-1].dims, run), used[-1].dtype),
+    kernel=_run,
+    flops=_no_flops,
+    fuses=Fuses.MAP,
+)
+
+
+def _names(shape: Shape) -> tuple[str, ...]:
+    return tuple(d.name for d in shape)
 
 
 def inner_cut(eqn: Eqn, dim: str, mesh: Mesh) -> str | None:

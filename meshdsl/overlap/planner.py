@@ -32,6 +32,7 @@ from .weight_gradients import dw_schedule
 __all__ = ["Planner"]
 
 STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to try, in units of a collective's time
+NEARLY = 0.9  # cuts whose communication in parts is at least this fraction of the largest are compared by their time
 
 
 class Planner:
@@ -204,9 +205,17 @@ class Planner:
                 + "".join(f"  {reason}\n" for reason in reasons)
                 + f"  use {other}, or overlap='list', which cuts nothing"
             )
-        dim, parts = max(sending, key=lambda one: (_bytes_in_parts(one[1]), one[1].equations))
+        dim, parts = self.fastest(sending)
         hold, program = self.staggered(parts)
         yield f"{n} parts of {dim}, {seconds(hold)} apart", program
+
+    def fastest(self, cuts: Sequence[tuple[str, Parts]]) -> tuple[str, Parts]:
+        """The cut with the most communication in parts; of several with nearly as much, the fastest without delays."""
+        most = max(_bytes_in_parts(parts) for _, parts in cuts)
+        cuts = [one for one in cuts if _bytes_in_parts(one[1]) >= NEARLY * most]
+        if len(cuts) == 1:
+            return cuts[0]
+        return min(cuts, key=lambda one: self.seconds(self.in_order(one[1].program, list_schedule)))
 
     def staggered(self, parts: Parts) -> tuple[float, Program]:
         """The best of a few delays between the parts, in seconds, and the program with it."""
@@ -228,6 +237,7 @@ def _late(tasks: Tasks, order: Sequence[Task], late: bool) -> Sequence[Task]:
     return late_sends(tasks, order) if late else order
 
 
-def _bytes_in_parts(parts: Parts) -> int:
-    """The bytes of the collectives that run in parts."""
-    return sum(parts.program.record(eqn, 1).bytes for eqn in parts.part if eqn.sends)
+def _bytes_in_parts(parts: Parts) -> float:
+    """The expected bytes of the collectives that run in parts."""
+    sent = [parts.program.record(eqn, 1) for eqn in parts.part if eqn.sends]
+    return sum(record.bytes * record.op.share for record in sent)

@@ -22,19 +22,22 @@ from typing import Any, cast
 
 from ..dims import Dim, Shape
 from ..errors import MeshdslError
-from ..ir import Eqn, Op, Reduce, Type, Var, dce
+from ..ir import Eqn, Op, Type, Var, dce
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..ops.indexing import SCATTER_ADD, TAKE
+from ..ops.inverse import INVERSE
+from ..ops.ordering import CUMSUM
 from ..ops.reshape import RENAME, RESHAPE
-from .parts import FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, inner_cut, resized, row_of, rows_of_parts
+from .parts import CARRIED, FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, Cut, inner_cut, resized
+from .slots import RefusedError, SlotParts, sums_parts
 
 __all__ = ["Cut", "Parts", "cuts_along", "split"]
 
 # operations with their own rule that treats every block of a dim the same way
-WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD)
+WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD, INVERSE)
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,20 @@ class Parts:
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     """The cut of every value that is connected to `dim` of the program's inputs."""
-    splitter = _Splitter(program, _of_inputs(program, dim), parts, None, dim)
-    for eqn in program.eqns:
-        splitter.add(eqn)
-    return splitter.cut
+    return _splitter(program, _of_inputs(program, dim), parts, None, dim).cut
+
+
+def _splitter(program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None, dim: str) -> Splitter:
+    """The splitter after all equations; spaces of slots that cannot be in parts are left out."""
+    refused: list[Eqn] = []
+    while True:
+        splitter = Splitter(program, cuts, parts, among, dim, refused)
+        try:
+            splitter.run()
+        except RefusedError as refusal:
+            refused.append(refusal.inverse)
+        else:
+            return splitter
 
 
 def _of_inputs(program: Program, dim: str) -> dict[Var, Cut]:
@@ -72,22 +85,11 @@ def split(
     Equations inside loops and branches stay complete. Weight gradients are equal up to the order of float additions;
     all other values are computed by the same operations on the same elements.
     """
-    among = None if among is None else set(among)
-    splitter = _Splitter(program, _of_inputs(program, dim) if cuts is None else cuts, parts, among, dim)
-    for eqn in program.eqns:
-        splitter.add(eqn)
-    outs = tuple(splitter.whole(v) for v in program.outs)
-    after = dce(program.replace(eqns=tuple(splitter.eqns), outs=outs))
+    cuts = _of_inputs(program, dim) if cuts is None else cuts
+    splitter = _splitter(program, cuts, parts, None if among is None else set(among), dim)
+    after = dce(program.replace(eqns=tuple(splitter.eqns), outs=splitter.outs))
     part = {eqn: splitter.part[eqn] for eqn in after.eqns if eqn in splitter.part}
     return Parts(after, part, splitter.count, tuple(splitter.ends))
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The cut of a value into parts: its name of the dim, and the number of chunks that each have parts."""
-
-    dim: str
-    chunks: int
 
 
 @dataclass(frozen=True)
@@ -101,19 +103,28 @@ def _has(v: Var, dim: str) -> bool:
     return any(d.name == dim for d in v.dims)
 
 
-class _Splitter:
-    def __init__(self, program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None, dim: str):
+class Splitter:
+    def __init__(
+        self,
+        program: Program,
+        cuts: Mapping[Var, Cut],
+        parts: int,
+        among: set[Eqn] | None,
+        dim: str,
+        refused: Sequence[Eqn],
+    ):
         self.program, self.parts, self.among = program, parts, among
         self.new_dim = "" if any(d.name == dim for v in program.ins for d in v.dims) else dim
         self.ends: list[Eqn] = []
         self.eqns: list[Eqn] = []
         self.part: dict[Eqn, int] = {}
-        self.part_of: dict[Var, int] = {}  # complete values that follow from rows of one part
         self.count = 0
         self.cut: dict[Var, Cut] = {}
         self.pieces: dict[Var, tuple[Var, ...]] = {}
         self.joined: dict[Var, Var] = {}
         self.taken: dict[tuple[Var, Cut], tuple[Var, ...]] = {}
+        self.outs: tuple[Var, ...] = ()
+        self.slots = SlotParts(self, refused)
         computed = {v for eqn in among or () for v in eqn.outs}
         self.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and self.divides(v, cut))
 
@@ -130,25 +141,38 @@ class _Splitter:
             and extents.padded(small) == small.size
         )
 
-    def whole(self, v: Var) -> Var:
+    def run(self) -> None:
+        for eqn in self.program.eqns:
+            self.add(eqn)
+        self.outs = tuple(map(self.whole, self.program.outs))
+
+    def append(self, eqn: Eqn, part: int) -> None:
+        """Add an equation of one part."""
+        self.eqns.append(eqn)
+        self.part[eqn] = part
+
+    def whole(self, v: Var, reader: Eqn | None = None) -> Var:
         """The complete value, joined from its parts if only these were computed."""
-        if v not in self.pieces:
-            return v
+        of_slots = self.slots.whole(v, reader)
+        if of_slots is not None or v not in self.pieces:
+            return of_slots or v
         if v not in self.joined:
-            out = dataclasses.replace(v)
-            params = {"dim": self.cut[v].dim, "chunks": self.cut[v].chunks}
-            maker = next((e for e in reversed(self.eqns) if self.pieces[v][-1] in e.outs), None)
-            where = {} if maker is None else {"where": maker.where, "backward": maker.backward}
-            self.eqns.append(Eqn(JOIN_PARTS, self.pieces[v], (out,), params, **where))
-            self.joined[v] = out
+            self.joined[v] = self.join(self.pieces[v], v, self.cut[v])
         return self.joined[v]
+
+    def join(self, pieces: Sequence[Var], v: Var, cut: Cut) -> Var:
+        out = dataclasses.replace(v)
+        maker = next((e for e in reversed(self.eqns) if pieces[-1] in e.outs), None)
+        where = {} if maker is None else {"where": maker.where, "backward": maker.backward}
+        self.eqns.append(Eqn(JOIN_PARTS, tuple(pieces), (out,), {"dim": cut.dim, "chunks": cut.chunks}, **where))
+        return out
 
     def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]:
         """The parts of a value, cut from the complete value if it was not computed in parts."""
         if v in self.pieces and self.cut[v] == cut:
             return self.pieces[v]
         if (v, cut) not in self.taken:
-            whole = self.whole(v)
+            whole = self.whole(v, eqn)
             parts: list[Var] = []
             for i in range(self.parts):
                 out = Var(resized(v.dims, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
@@ -162,11 +186,12 @@ class _Splitter:
 
     def add(self, eqn: Eqn) -> None:
         """Add one equation of the program: on parts if its rule allows, else on complete values."""
-        if (self.among is None or eqn in self.among) and (self.row(eqn) or self.rows(eqn)):
+        inside = self.among is None or eqn in self.among
+        if self.slots.add(eqn, inside):
             return
-        plan = None
-        if any(v in self.cut for v in eqn.ins) and (self.among is None or eqn in self.among):
-            plan = self.plan(eqn)
+        if inside and self.carried(eqn):
+            return
+        plan = self.plan(eqn) if inside and any(v in self.cut for v in eqn.ins) else None
         if plan is None:
             self.in_full(eqn)
             return
@@ -190,57 +215,38 @@ class _Splitter:
             else:
                 self.eqns.append(Eqn(SUM_PARTS, tuple(pieces), (v,), {}, eqn.where, eqn.backward))
 
-    def row(self, eqn: Eqn) -> bool:
-        """Add an index along the cut dim: it reads its part. False for another equation."""
-        cut = self.cut.get(eqn.ins[0]) if eqn.ins else None
-        position = None if cut is None or cut.chunks != 1 else row_of(eqn, cut.dim, self.parts)
-        if cut is None or position is None or eqn.ins[0].sharding.axes(cut.dim):
+    def carried(self, eqn: Eqn) -> bool:
+        """Add a running count along the cut dim: each part counts on from the part before. False for another
+        equation; sums of floats would have other bits.
+        """
+        cut = Cut(eqn.params["dim"].name, 1) if eqn.op is CUMSUM else None
+        if cut is None or self.cut.get(eqn.ins[0]) != cut or eqn.params["reverse"] or not self.divides(eqn.ins[0], cut):
             return False
-        part, at = position
-        piece = self.in_parts(eqn.ins[0], cut, eqn)[part]
-        size = eqn.params["dim"].size // self.parts
-        one = dataclasses.replace(eqn, ins=(piece,), params={"dim": Dim(cut.dim, size), "at": at})
-        self.count += 1
-        self.eqns.append(one)
-        self.part[one] = self.part_of[eqn.outs[0]] = part
-        return True
-
-    def rows(self, eqn: Eqn) -> bool:
-        """Add a stack of values that each follow from one part: each part of the result. False for another equation."""
-        spans = rows_of_parts(eqn, self.parts)
-        if spans is None or any({self.part_of.get(v) for v in eqn.ins[span]} != {i} for i, span in enumerate(spans)):
+        if eqn.outs[0].dtype.kind not in "iu" or eqn.ins[0].sharding.axes(cut.dim):
             return False
-        (out,), dim, pieces = eqn.outs, eqn.params["dim"], list[Var]()
-        cut = Cut(dim.name, 1)
-        for i, span in enumerate(spans):
-            small = Dim(dim.name, dim.size // self.parts)
-            pieces.append(dataclasses.replace(out, dims=self.small(out, cut)))
-            one = dataclasses.replace(eqn, ins=eqn.ins[span], outs=(pieces[-1],), params={"dim": small})
-            self.eqns.append(one)
-            self.part[one] = i
+        (out,), before = eqn.outs, tuple[Var, ...]()
+        for i, x in enumerate(self.in_parts(eqn.ins[0], cut, eqn)):
+            params = {"dim": Dim(cut.dim, eqn.params["dim"].size // self.parts)}
+            piece = dataclasses.replace(out, dims=self.small(out, cut))
+            one = eqn.replace(ins=(x,), outs=(piece,), params={**eqn.params, **params})
+            self.append(one if i == 0 else one.replace(op=CARRIED, ins=(x, before[-1]), params=params), i)
+            before = (*before, piece)
         self.count += 1
-        self.cut[out], self.pieces[out] = cut, tuple(pieces)
+        self.cut[out], self.pieces[out] = cut, before
         return True
 
     def in_full(self, eqn: Eqn) -> None:
-        """Add one equation on complete values. Its results can be cut if no input of the program has the dim.
-
-        If it follows from a row of one part, it belongs to that part; if from rows of several, to the last one.
-        """
+        """Add one equation on complete values. Its results can be cut if no input of the program has the dim."""
         self.ends += [eqn] * any(v in self.pieces for v in eqn.ins)
-        one = dataclasses.replace(eqn, ins=tuple(self.whole(v) for v in eqn.ins))
+        one = dataclasses.replace(eqn, ins=tuple(self.whole(v, eqn) for v in eqn.ins))
         self.eqns.append(one)
-        numbers = [self.part_of[v] for v in eqn.ins if v in self.part_of]
-        if numbers:
-            self.part[one] = max(numbers)
-            self.part_of.update((v, max(numbers)) for v in eqn.outs)
         fresh = Cut(self.new_dim, 1)
         self.cut.update((v, fresh) for v in eqn.outs if _has(v, self.new_dim) and self.divides(v, fresh))
 
     def operands(self, v: Var, cut: Cut | Filled | None, eqn: Eqn) -> tuple[Var, ...]:
         """The operand of each part."""
         if cut is None:
-            return (self.whole(v),) * self.parts
+            return (self.whole(v, eqn),) * self.parts
         return self.counts(v, cut, eqn) if isinstance(cut, Filled) else self.in_parts(v, cut, eqn)
 
     def counts(self, v: Var, filled: Filled, eqn: Eqn) -> tuple[Var, ...]:
@@ -248,7 +254,7 @@ class _Splitter:
         outs = [dataclasses.replace(v) for _ in range(self.parts)]
         for i, out in enumerate(outs):
             params = {"start": i * filled.size, "size": filled.size}
-            one = Eqn(FILLED_PART, (self.whole(v),), (out,), params, eqn.where, eqn.backward)
+            one = Eqn(FILLED_PART, (self.whole(v, eqn),), (out,), params, eqn.where, eqn.backward)
             self.eqns.append(one)
             self.part[one] = i
         return tuple(outs)
@@ -306,7 +312,7 @@ class _Splitter:
             return inner
         labels = labels_of(eqn)
         ins, outs = _cuts(eqn.ins, labels.ins, *along), _cuts(eqn.outs, labels.outs, *along)
-        if ins is None or outs is None or (None in outs and not _sums_parts(eqn, op)):
+        if ins is None or outs is None or (None in outs and not sums_parts(eqn, op)):
             return None
         if any(self.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
             return None
@@ -379,13 +385,6 @@ def _cuts(
     if any(len(found) > 1 for found in dims):
         return None
     return tuple(Cut(found[0], chunks) if found else None for found in dims)
-
-
-def _sums_parts(eqn: Eqn, op: Op) -> bool:
-    """True if the results of the parts may be added: in the backward pass only, because a forward result stays bitwise
-    the same.
-    """
-    return op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(eqn.outs) == 1
 
 
 def _substituted(value: Any, new: Mapping[Dim, Dim]) -> Any:

@@ -69,6 +69,18 @@ def indices() -> Iterator[Row]:
     yield Row("take_constant", fixed, (In("b a", "place:b", INDEX), V), lambda i, x: taken(np.arange(1, len(x) + 1)[None], i)[..., 0], differentiable=False)
     yield Row("take_scalar", lambda x, i: md.take(x, i, "b"), (X, In("", "place:b", INDEX)), taken, every)
 
+    def inverse(x: Any) -> Any:  # the first slot is named by none, and the last index is out of range
+        out = np.full((len(x), x.shape[1] // 2 + 1, 2), -1, np.int32)
+        for row, order in zip(out.reshape(len(x), -1), np.argsort(x, 1, kind="stable") + 1, strict=True):
+            row[order[order < row.size]] = np.nonzero(order < row.size)[0]
+        return out
+
+    def inverted(x: Tensor) -> Tensor:
+        into = [Dim("s", size_of(x, "b") // 2 + 1), Dim("u", 2)]
+        return md.inverse_index(md.argsort(x, "b") + 1, over="b", into=into)
+
+    yield Row("inverse_index", inverted, (In("a b"),), inverse, differentiable=False)
+
     def added(x: Any, i: Any, u: Any) -> Any:
         out = np.array(x)
         for at, row in zip(i, u, strict=True):

@@ -279,7 +279,7 @@ def test_dispatch_auto_uses_index_for_large_masks():
         graph = md.compile(layer(dispatch="auto"), "rows:1", "", machine=machine).graph(
             layer().specs(md.spec(f"batch:1 length:{tokens} model:6")), md.spec(f"batch:1 length:{tokens} model:6")
         )
-        return any(str(eqn.op) == "scatter_add" for eqn in graph.eqns)
+        return any(str(eqn.op) == "inverse_index" for eqn in graph.eqns)
 
     # capacity is tokens / 2: tokens x 4 x tokens / 2 places
     assert moe.INDEX_FROM["cpu"] == 4096 and not places(44) and places(46)

@@ -158,8 +158,7 @@ def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
     def weighted(y: md.Tensor, weight: md.Tensor) -> md.Tensor:
         return md.cast(y, _wide(y)) * md.cast(md.cast(weight, y.dtype), _wide(y))
 
-    numbers = md.broadcast(md.iota(token) + 1, slot_indices[0].dims)
-    holder = in_slots([numbers] * len(slot_indices), slot_indices) - 1  # the token in each slot; -1 if empty
+    holder = md.inverse_index(*slot_indices, over=token, into=[expert, slot])  # the token in each slot; -1 if empty
 
     def send(x: md.Tensor, holder: md.Tensor, slot_indices: list[md.Tensor]) -> md.Tensor:
         return md.take(x, holder, token)

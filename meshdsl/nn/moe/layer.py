@@ -10,10 +10,9 @@ import meshdsl as md
 
 from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, DimLike, Precision, dim_of, new_dim
-from .assignment import assign, choices
+from .assignment import Assignment, assign, choices
 from .dispatch import dispatch_by, unweighted
 from .options import PRESETS, Preset, capacity_of, choices_of, resolve, suggest
-from .token_parts import RoutedPart, check_parts, cut, join, route_parts
 
 __all__ = ["moe_layer"]
 
@@ -41,7 +40,6 @@ def moe_layer(
     dispatch: str = "auto",
     exchange: str = "padded",
     weigh: str = "output",
-    parts: int = 1,
     activation: str = "relu",
     gated: bool = False,
     name: str = "moe",
@@ -78,21 +76,16 @@ def moe_layer(
     the matrices of its experts (`md.grouped_dot`), so that the experts compute no empty slots. This is for layers that
     drop no token, of routers where tokens choose; where a layout splits `expert`, devices gather the matrices.
     `exchange` is "padded", to send every slot, or "ragged", to send each expert's slots up to the last filled one
-    (`md.ragged`); the results are equal. Ragged exchanges run on TPUs and GPUs. `weigh` says what the weights of the
-    choices multiply: the "output" of the experts, in the sum over a token's slots, or their "hidden" layer, so that
-    partial sums over a sharded `hidden` stay partial until this sum, and are reduced for each token instead of each
-    slot. With `parts`, the tokens of a group are routed, sent and
-    computed in parts, which `overlap=` can run beside one another; the same tokens are kept. Each part has all slots,
-    so it is meant for ragged exchanges, and experts compute `parts` times as many slots.
+    (`md.ragged`); the results are equal. CPU devices, for which JAX has no ragged exchange, send every slot. `weigh`
+    says what the weights of the choices multiply: the "output" of the experts, in the sum over a token's slots, or
+    their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum, and are reduced for
+    each token instead of each slot.
 
-    Raises `ShapeError` for unknown names, and for a router that cannot route parts of a group. A program with a ragged
-    exchange raises `LayoutError` when it is called on CPU devices; simulation, cost and compilation for TPUs work on
-    any machine.
+    Raises `ShapeError` for unknown names.
     """
     _check(dispatch=dispatch, exchange=exchange, weigh=weigh, activation=activation)
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
-    check_parts(parts, token, router, options)
     groups = [d for d in x.dims if d not in (token, model_dim)]
     gate = md.Dim("gate", expert.size)
     preset = PRESETS.get(router) or Preset(router, "mesh_tf")
@@ -121,18 +114,10 @@ def moe_layer(
         loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
-        routed = [RoutedPart(assignment, assignment.used)]
-        if parts > 1:
-            routed = route_parts(
-                gates, parts, tokens=token, experts=gate, capacity=slot, router=router, nonpadding=nonpadding,
-                options=options,
-            )  # fmt: skip
         matrices = _matrices(expert, inner, model_dim, gated, init, precision)
 
         layer = _Layer(expert, slot, k, matrices, dispatch, exchange, weigh, activation, precision)
-        tokens_of = cut(x, token, parts)
-        y = join([layer(one, part) for one, part in zip(tokens_of, routed, strict=True)], token)
-        return md.transpose(y, x.dims), loss
+        return layer(x, assignment), loss
 
 
 def _check(*, dispatch: str, exchange: str, weigh: str, activation: str) -> None:
@@ -185,7 +170,7 @@ def _matrices(
 
 @dataclass(frozen=True)
 class _Layer:
-    """The experts of a layer, and how tokens reach them: called with some tokens, it returns their weighted results."""
+    """The experts of a layer, and how tokens reach them: called with tokens, it returns their weighted results."""
 
     expert: md.Dim
     slot: md.Dim
@@ -197,20 +182,20 @@ class _Layer:
     activation: str
     precision: Precision
 
-    def __call__(self, x: md.Tensor, part: RoutedPart) -> md.Tensor:
-        groups = [d for d in x.dims if d not in (part.assignment.tokens, self.matrices["wo"].dims[2])]
+    def __call__(self, x: md.Tensor, assignment: Assignment) -> md.Tensor:
+        groups = [d for d in x.dims if d not in (assignment.tokens, self.matrices["wo"].dims[2])]
         expert_names = {**{d.name: f"{self.expert.name}_{d.name}" for d in groups}, "gate": self.expert.name}
         if self.dispatch == "grouped":
             md.rename(x, **{d.name: expert_names[d.name] for d in groups})  # a layout may name dims of slots here too
-            return md.transpose(self._grouped(x, *choices(part.assignment)), x.dims)
+            return md.transpose(self._grouped(x, *choices(assignment)), x.dims)
         back = {new: old for old, new in expert_names.items()}
-        assignment, weights = unweighted(part.assignment) if self.weigh == "hidden" else (part.assignment, None)
+        assignment, weights = unweighted(assignment) if self.weigh == "hidden" else (assignment, None)
         dispatcher = dispatch_by(self.dispatch, assignment)
         demand = self.choices * assignment.tokens.size / (self.expert.size * self.slot.size)
         share = min(1.0, demand) if isinstance(assignment.by, tuple) else 1.0
 
         def mark_ragged(slots: md.Tensor) -> md.Tensor:
-            return md.ragged(slots, part.filled, self.slot, share) if self.exchange == "ragged" else slots
+            return md.ragged(slots, assignment.used, self.slot, share) if self.exchange == "ragged" else slots
 
         inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, self.precision.compute))), **expert_names)
         weights = None if weights is None else md.rename(weights, **expert_names)

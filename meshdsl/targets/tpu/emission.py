@@ -82,7 +82,7 @@ class _Functions(JaxFunctions):
         return jnp.einsum(f"{narrow.partition('->')[2]}->{formula.partition('->')[2]}", y)
 
     @staticmethod
-    def grouped_dot(x: Any, w: Any, group: Any, dtype: Any) -> Any:
+    def grouped_dot(x: Any, w: Any, group: Any, dtype: Any, few: bool = False) -> Any:
         return grouped_dot(x, w, group, dtype, dot_ragged)
 
 

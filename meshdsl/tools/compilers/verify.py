@@ -6,7 +6,7 @@ The two sides are read independently: one from the program, the other from the S
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...lowering import Program
@@ -88,6 +88,10 @@ class Verification:
         }
 
 
+def _padded(collective: HloCollective) -> HloCollective:
+    return replace(collective, kind=collective.kind.removeprefix("ragged_"))
+
+
 def verify(text: str, program: Program) -> Verification:
     """Compare a program's stated collectives with those of its lowered text; collectives of 0 bytes don't count.
 
@@ -101,6 +105,8 @@ def verify(text: str, program: Program) -> Verification:
     """
     ours: Counter[HloCollective] = stated(program)
     theirs = Counter({collective: n for collective, n in read(text).items() if collective.bytes and n})
+    if not any(one.kind == "ragged_all_to_all" for one in theirs):  # on CPU devices, which send every slot
+        ours = Counter({_padded(collective): n for collective, n in ours.items()})
     both = [Compared(collective, ours[collective], theirs[collective]) for collective in sorted({*ours, *theirs})]
     same = tuple(collective for collective in both if collective.stated == collective.emitted)
     return Verification(same, tuple(collective for collective in both if collective.stated != collective.emitted))

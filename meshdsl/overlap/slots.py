@@ -1,0 +1,504 @@
+"""Parts along the tokens of a group: the slots that a part of the tokens fills (Jiang et al., 2024, sections 4.2, 4.3).
+
+`md.inverse_index` names slots by indices, no slot twice. In parts, the indices of a part are numbered anew, from the
+slots that earlier parts use: for routers in token order these are the same slots, and for routers that order all tokens
+first, the same tokens keep a slot. A value in slots ("held") then has all slots in every part, and is zero in those of
+other parts. Operations that keep the slots apart run on each part; a read at the part's indices gives a part of the
+tokens again; a backward sum over slots adds the parts. The complete value is the sum of the parts, and only the
+backward pass may read it, because a sum turns -0.0 into 0.0. A space of slots whose values are used in another way is
+not cut.
+
+An exchange of held values is ragged: each part sends the run of slots that it fills, and both sides know the run first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from ..backend import Block, Local, NumPy
+from ..control.remat import BARRIER
+from ..dims import Dim, Shape
+from ..ir import Eqn, Fuses, Linear, Op, Reduce, Var
+from ..layouts import Sharding
+from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
+from ..lowering.labels import labels_of
+from ..lowering.partition.planner import cost, plan
+from ..lowering.program import Program
+from ..lowering.ragged import RaggedAllToAll
+from ..ops.contraction import EINSUM
+from ..ops.dtypes import CAST, kind
+from ..ops.indexing import SCATTER_ADD, TAKE
+from ..ops.inverse import INVERSE
+from ..ops.reshape import RENAME, RESHAPE, groups
+from .filled import FILLED_DOT, FILLED_OUTER
+from .parts import PLACED, RUN, SUM_PARTS, USED, Cut, resized
+
+__all__ = ["RefusedError", "SlotParts", "Space", "sums_parts"]
+
+
+@dataclass(eq=False)
+class Space:
+    """The slots that one `inverse_index` names, and what is known of their parts."""
+
+    inverse: Eqn
+    active: bool = False
+    placed: dict[Var, tuple[Var, ...]] = field(default_factory=dict[Var, "tuple[Var, ...]"])  # index -> its parts
+    joined: dict[Var, Var] = field(default_factory=dict[Var, Var])  # index -> its parts, joined
+    used: list[Var] = field(default_factory=list[Var])  # slots used after each part
+    runs: dict[int, list[Var]] = field(default_factory=dict[int, "list[Var]"])  # part -> versions of its run
+
+    @property
+    def over(self) -> Dim:
+        """The dim of the tokens."""
+        return self.inverse.params["over"]
+
+    @property
+    def into(self) -> Shape:
+        """The dims of the slots; the last one counts the slots of an expert."""
+        return self.inverse.params["into"]
+
+    @property
+    def cells(self) -> Shape:
+        """The dims whose places have slots of their own: groups and experts."""
+        return self.inverse.outs[0].dims[:-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A value in slots: its dims that tell slots apart, and its names of the space's dims where it has them."""
+
+    space: Space
+    dims: frozenset[str]
+    names: Mapping[str, str]
+    zero: bool = True  # it is zero in slots of other parts
+    holder: bool = False  # it holds positions of tokens
+
+
+class RefusedError(Exception):
+    """Raised where the slots of a space cannot be in parts; the program is split again without them."""
+
+    def __init__(self, space: Space):
+        self.inverse = space.inverse
+
+
+class Splitter(Protocol):
+    """The program in parts so far."""
+
+    program: Program
+    parts: int
+    among: set[Eqn] | None
+    count: int
+    eqns: list[Eqn]
+    cut: dict[Var, Cut]
+    pieces: dict[Var, tuple[Var, ...]]
+    joined: dict[Var, Var]
+
+    def divides(self, v: Var, cut: Cut) -> bool: ...
+    def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]: ...
+    def whole(self, v: Var, reader: Eqn | None = None) -> Var: ...
+    def join(self, pieces: Sequence[Var], v: Var, cut: Cut) -> Var: ...
+    def append(self, eqn: Eqn, part: int) -> None: ...
+    def in_full(self, eqn: Eqn) -> None: ...
+
+
+def sums_parts(eqn: Eqn, op: Op) -> bool:
+    """True if the results of the parts may be added: in the backward pass only, because a forward result stays bitwise
+    the same.
+    """
+    return op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(eqn.outs) == 1
+
+
+class SlotParts:
+    """The slots of a program in parts, for a `Splitter`, which has the values that are cut."""
+
+    def __init__(self, splitter: Splitter, refused: Sequence[Eqn]):
+        self.splitter, self.program = splitter, splitter.program
+        self.held: dict[Var, Held] = {}
+        self.zeros = {
+            v
+            for eqn in self.program.eqns
+            if isinstance(eqn.op, Op) and eqn.op.literal and not np.any(eqn.params["value"])
+            for v in eqn.outs
+        }
+        self.readers = _readers(self.program)
+        self.space_of = {
+            v: space for space in _spaces(self.program) if space.inverse not in refused for v in space.placed
+        }
+        for space in set(self.space_of.values()):
+            space.placed.clear()
+
+    def add(self, eqn: Eqn, inside: bool) -> bool:
+        """Add an equation that names slots, or reads values in slots. False for another equation."""
+        if eqn.op is INVERSE and inside and eqn.ins[0] in self.space_of:
+            space = self.space_of[eqn.ins[0]]
+            return space.inverse is eqn and self.number(space)
+        space = next((s for v in eqn.ins if (s := self.space_of.get(v)) and s.active and names_slots(eqn, v)), None)
+        if space is None and not any(v in self.held for v in eqn.ins):
+            return False
+        if inside and (self.by_index(eqn, space) if space is not None else self.kept(eqn)):
+            self.splitter.count += 1
+        else:
+            self.splitter.in_full(eqn)
+        return True
+
+    def whole(self, v: Var, reader: Eqn | None) -> Var | None:
+        """The complete value for a reader (None: a result of the program); None if it has no parts here."""
+        space = self.space_of.get(v)
+        if space is not None and space.active and v in space.placed and reader is not None and names_slots(reader, v):
+            if v not in space.joined:
+                space.joined[v] = self.splitter.join(space.placed[v], v, Cut(space.over.name, 1))
+            return space.joined[v]
+        if v not in self.held:
+            return None
+        held = self.held[v]
+        forward = self.splitter.among is None if reader is None else not reader.backward
+        if forward or not (held.zero or held.holder):
+            raise RefusedError(held.space)
+        if v not in self.splitter.joined:
+            self.splitter.joined[v] = self.sum_of(v, held)
+        return self.splitter.joined[v]
+
+    def sum_of(self, v: Var, held: Held) -> Var:
+        if held.holder and v is not held.space.inverse.outs[0]:
+            raise RefusedError(held.space)
+        eqn, out = held.space.inverse, dataclasses.replace(v)
+        if held.holder:
+            self.splitter.eqns.append(eqn.replace(ins=tuple(self.whole(i, eqn) or i for i in eqn.ins), outs=(out,)))
+        else:
+            self.splitter.eqns.append(Eqn(SUM_PARTS, self.splitter.pieces[v], (out,), {}, eqn.where, eqn.backward))
+        return out
+
+    def number(self, space: Space) -> bool:
+        """Number the slots of each part of the tokens, if the indices are in parts."""
+        eqn, cut = space.inverse, Cut(space.over.name, 1)
+        if any(self.splitter.cut.get(i) != cut or not self.splitter.divides(i, cut) for i in eqn.ins):
+            return False
+        pieces = [self.splitter.in_parts(i, cut, eqn) for i in eqn.ins]
+        small = Dim(space.over.name, space.over.size // self.splitter.parts)
+        params = {"over": small, "into": space.into}
+        split = {d.name: eqn.outs[0].sharding.axes(d.name) for d in space.cells}
+        placed: list[list[Var]] = [[] for _ in eqn.ins]
+        holders: list[Var] = []
+        for part in range(self.splitter.parts):
+            own = tuple(piece[part] for piece in pieces)
+            before = (*own, *space.used[-1:])
+            for which, i in enumerate(own):
+                placed[which] += self.emit(eqn, part, PLACED, before, i.sharding, which=which, **params)
+            space.used += self.emit(eqn, part, USED, before, Sharding.of(split), **params)
+            new = tuple(each[part] for each in placed)
+            holders += self.emit(eqn, part, INVERSE, new, eqn.outs[0].sharding, **params)
+        space.placed.update({i: tuple(each) for i, each in zip(eqn.ins, placed, strict=True)})
+        space.active = True
+        names = {d.name: d.name for d in (*space.cells, space.into[-1])}
+        self.hold(eqn, holders, Held(space, frozenset(d.name for d in space.into), names, False, True))
+        self.splitter.count += 1
+        return True
+
+    def by_index(self, eqn: Eqn, space: Space) -> bool:
+        """Add an operation at indices of slots: a barrier around them, a read, or a write."""
+        index = eqn.ins[0] if eqn.op in (BARRIER, SCATTER_ADD) else eqn.ins[1]
+        pieces = self.indices(space, index, eqn)
+        if eqn.op is BARRIER:
+            space.placed[eqn.outs[0]] = self.each(eqn, [pieces], space)
+            return True
+        if eqn.op is SCATTER_ADD:
+            dims = frozenset([eqn.params["over"].name])
+            updates = self.tokens(eqn.ins[1], space, eqn)
+            names = {d.name: d.name for d in space.inverse.ins[0].dims if d != space.over}
+            return updates is not None and self.hold(eqn, self.each(eqn, [pieces, updates]), Held(space, dims, names))
+        held = self.held.get(eqn.ins[0])
+        if held is not None and (held.space is not space or held.dims != {eqn.params["over"].name}):
+            return False
+        out = eqn.outs[0]
+        self.splitter.pieces[out] = self.each(eqn, [self.parts_of(eqn.ins[0], eqn), pieces], space)
+        self.splitter.cut[out] = Cut(space.over.name, 1)
+        return True
+
+    def indices(self, space: Space, index: Var, eqn: Eqn) -> tuple[Var, ...]:
+        return space.placed.get(index) or self.splitter.in_parts(index, Cut(space.over.name, 1), eqn)
+
+    def tokens(self, v: Var, space: Space, eqn: Eqn) -> tuple[Var, ...] | None:
+        """The parts of a value along the tokens; None if it has no equal parts."""
+        cut = Cut(space.over.name, 1)
+        if space.over not in v.dims:
+            return self.parts_of(v, eqn)
+        if v in self.held or v.sharding.axes(space.over.name) or not self.splitter.divides(v, cut):
+            return None
+        return self.splitter.in_parts(v, cut, eqn)
+
+    def parts_of(self, v: Var, eqn: Eqn) -> tuple[Var, ...]:
+        """The parts of a value in slots, or the complete value for every part."""
+        return self.splitter.pieces[v] if v in self.held else (self.splitter.whole(v, eqn),) * self.splitter.parts
+
+    def kept(self, eqn: Eqn) -> bool:
+        """Add an operation that keeps the slots apart, or sums over them in the backward pass."""
+        inside = {v: self.held[v] for v in eqn.ins if v in self.held}
+        held = next(iter(inside.values()))
+        if len({one.space for one in inside.values()}) > 1:
+            return False
+        if held.holder and eqn.op is TAKE and eqn.ins[0] not in inside and eqn.params["over"] == held.space.over:
+            rows = self.tokens(eqn.ins[0], held.space, eqn)
+            small = {"over": Dim(held.space.over.name, held.space.over.size // self.splitter.parts)}
+            after = dataclasses.replace(held, zero=True, holder=False)
+            return rows is not None and self.hold(
+                eqn, self.each(eqn.replace(params=small), [rows, self.parts_of(eqn.ins[1], eqn)]), after
+            )
+        if not isinstance(eqn.op, Op):
+            return self.sent(eqn, held)
+        kept = self.dims_after(eqn, inside)
+        if kept is None:
+            return False
+        dims, names, summed = kept
+        zero = self.zero_after(eqn)
+        if summed and not (zero and sums_parts(eqn, eqn.op)):
+            return False
+        operands = [self.parts_of(v, eqn) for v in eqn.ins]
+        if eqn.op is CAST and operands[0][0].dtype == eqn.outs[0].dtype:  # the product is of this dtype already
+            return self.hold(eqn, operands[0], Held(held.space, dims, names, zero))
+        product = self.product(eqn, inside)
+        if product is not None:
+            x, y = (eqn.ins.index(v) for v in product.ins[:2])
+            runs = [self.run(held, part, product.ins[0], eqn) for part in range(self.splitter.parts)]
+            pieces = self.each(product, [operands[x], operands[y], runs])
+        else:
+            pieces = self.each(eqn, operands)
+        if summed:
+            self.splitter.eqns.append(Eqn(SUM_PARTS, pieces, eqn.outs, {}, eqn.where, eqn.backward))
+            return True
+        holder = held.holder and eqn.op in (BARRIER, RENAME, RESHAPE)
+        return self.hold(eqn, pieces, Held(held.space, dims, names, zero, holder))
+
+    def product(self, eqn: Eqn, inside: Mapping[Var, Held]) -> Eqn | None:
+        """The product of filled slots in place of an einsum, with operands in slots first; None if it is no such."""
+        if eqn.op is not EINSUM or len(eqn.ins) != 2 or kind(eqn.outs[0].dtype) != "f":
+            return None
+        x, y = sorted(eqn.ins, key=lambda v: v not in inside)
+        space, names = inside[x].space, inside[x].names
+        if any(d.name not in names for d in (*space.cells, space.into[-1])) or self.padded(x, *names.values()):
+            return None
+        cells, slots = [names[d.name] for d in space.cells], names[space.into[-1].name]
+        rows, out = {*cells, slots}, {d.name for d in eqn.outs[0].dims}
+        first, second = ({d.name for d in v.dims} - rows for v in (x, y))
+        if any(x.sharding.axes(d) != y.sharding.axes(d) for d in rows & {d.name for d in y.dims}):
+            return None
+        if y not in inside:  # rows times the matrix of their cell: the dims that both have are its cell, or summed
+            fits = rows <= out and not first & out and slots not in {d.name for d in y.dims}
+            op = FILLED_DOT
+        else:  # sums over slots of the products of all pairs
+            same = inside[y].names == names and rows <= {d.name for d in y.dims}
+            fits, op = same and slots not in out and first | second <= out and not first & second, FILLED_OUTER
+        if not fits:
+            return None
+        dims = {d.name: d for d in x.dims}
+        params = {
+            "out": eqn.params["out"],
+            "slots": dims[slots],
+            "dtype": self.result_dtype(eqn) if op is FILLED_DOT else eqn.params["dtype"],
+            "share": self.filled(space),
+        }
+        return eqn.replace(op=op, ins=(x, y), params=params)
+
+    def result_dtype(self, eqn: Eqn) -> np.dtype[Any]:
+        """The dtype of a product: that of the cast which alone reads it, so that no wider result is stored."""
+        (reader, *others) = self.readers.get(eqn.outs[0], [eqn])
+        narrow = reader.outs[0].dtype
+        inside = self.splitter.among is None or reader in self.splitter.among
+        cast_alone = reader.op is CAST and not others and inside and eqn.outs[0] not in self.program.outs
+        narrower = kind(narrow) == "f" and narrow.itemsize < eqn.outs[0].dtype.itemsize
+        return narrow if cast_alone and narrower else eqn.params["dtype"]
+
+    def filled(self, space: Space) -> float:
+        """The expected fraction of all slots that one part fills."""
+        slots = prod(d.size for d in space.into)
+        return min(1.0, len(space.inverse.ins) * space.over.size / slots) / self.splitter.parts
+
+    def padded(self, v: Var, *dims: str) -> bool:
+        """True if a device's block is not made of whole runs of slots."""
+        return any(d.name in dims and self.program.extents.is_padded(d) for d in v.dims)
+
+    def dims_after(self, eqn: Eqn, inside: Mapping[Var, Held]) -> tuple[frozenset[str], Mapping[str, str], bool] | None:
+        """The dims of a result that tell slots apart, its names of the space's dims, and whether slots are summed over;
+        None if the operation mixes slots.
+        """
+        op = cast(Op, eqn.op)
+        if eqn.control is not None or op.acts or op.inside_blocks or len(eqn.outs) != 1:
+            return None
+        if op is RESHAPE:
+            (held,), (x,), (out,) = inside.values(), eqn.ins, eqn.outs
+            pairs = list(groups(x.dims, out.dims))
+            dims = {d.name for old, new in pairs if any(o.name in held.dims for o in old) for d in new}
+            same = {old[0].name for old, new in pairs if list(old) == list(new) and len(old) == 1}
+            return frozenset(dims), {k: name for k, name in held.names.items() if name in same}, False
+        if op is not RENAME and (op.moves is not None or (op.rule is not None and op is not TAKE and not op.product)):
+            return None
+        labels = labels_of(eqn)
+        after = {label: d for d, label in labels.outs[0].items() if label is not None}
+        dims, names, summed = set[str](), dict[str, str](), False
+        for v, of_dims in zip(eqn.ins, labels.ins, strict=True):
+            if v not in inside:
+                continue
+            found = [of_dims.get(d) for d in inside[v].dims]
+            if None in found:
+                return None
+            summed |= any(label not in after for label in found)
+            dims |= {after[label] for label in found if label in after}
+            names |= {
+                k: after[label]
+                for k, d in inside[v].names.items()
+                if (label := of_dims.get(d)) is not None and label in after
+            }
+        return frozenset(dims), names, summed
+
+    def zero_after(self, eqn: Eqn) -> bool:
+        """True if the result is zero in slots in which the operands in slots are."""
+        op = cast(Op, eqn.op)
+        zero = [v in self.zeros or (v in self.held and self.held[v].zero) for v in eqn.ins]
+        match op.linear:
+            case Linear.EACH:
+                return any(zero)
+            case Linear.JOINT:
+                return all(zero)
+            case Linear.FIRST | Linear.RATIO:
+                return zero[0]
+            case Linear.BRANCHES:
+                return all(zero[1:])
+            case _:
+                return len(zero) == 1 and zero[0] and _zero_at_zero(op, eqn)
+
+    def sent(self, eqn: Eqn, held: Held) -> bool:
+        """Add a collective of a value in slots; an all_to_all between groups and experts sends the run of each part."""
+        op = eqn.op.padded if isinstance(eqn.op, RaggedAllToAll) else eqn.op
+        if held.holder or not isinstance(op, AllToAll | AllGather | AllReduce | ReduceScatter | Slice):
+            return False
+        x, out = eqn.ins[0], eqn.outs[0]
+        ragged = self.ragged(op, x, out, held) if isinstance(op, AllToAll) else None
+        if ragged is None:
+            return self.hold(eqn, self.each(eqn.replace(op=op, ins=(x,)), [self.parts_of(x, eqn)]), held)
+        ways = [[self.run(held, part, v, eqn) for part in range(self.splitter.parts)] for v in (x, out)]
+        return self.hold(eqn, self.each(eqn.replace(op=ragged), [self.parts_of(x, eqn), *ways]), held)
+
+    def ragged(self, op: AllToAll, x: Var, out: Var, held: Held) -> RaggedAllToAll | None:
+        """The exchange of a part's slots; None if a device's block is not made of whole runs of slots."""
+        space, names = held.space, held.names
+        if any(d.name not in names for d in (*space.cells, space.into[-1])):
+            return None
+        cells, slots = tuple(names[d.name] for d in space.cells), names[space.into[-1].name]
+        apart = any(self.padded(v, *cells, slots) for v in (x, out))
+        if not {op.dim, op.to} <= set(cells) or x.sharding.axes(slots) or apart:
+            return None
+        return RaggedAllToAll(op.dim, op.to, op.axes, cells, slots, self.filled(space))
+
+    def run(self, held: Held, part: int, v: Var, eqn: Eqn) -> Var:
+        """The run of slots that a part fills, in the sharding and with the names of a value in slots."""
+        space, program = held.space, self.program
+        if part not in space.runs:
+            used = tuple(space.used[max(part - 1, 0) : part + 1])
+            run = Dim(f"{space.into[-1].name}__run", 2)
+            space.runs[part] = list(self.emit(space.inverse, part, RUN, used, used[-1].sharding, run=run))
+        versions, mesh, extents = space.runs[part], program.mesh, program.extents
+        shape = (*(Dim(held.names[d.name], d.size) for d in space.cells), versions[0].dims[-1])
+        target = Sharding.of({d.name: v.sharding.axes(d.name) for d in shape[:-1]})
+
+        def renamed(one: Var) -> Sharding:
+            return Sharding.of({new.name: one.sharding.axes(d) for d, new in zip(one.dims, shape, strict=True)})
+
+        best = min(versions, key=lambda one: cost(renamed(one), target, shape, mesh, extents, one.dtype.itemsize))
+        if best.dims != shape:
+            versions += self.emit(space.inverse, part, RENAME, (best,), renamed(best), shape=shape)
+            best = versions[-1]
+        for step in plan(best.sharding, target, shape, mesh, extents, best.dtype.itemsize):
+            moved = Var(shape, best.dtype, "", step.step(best.sharding, mesh))
+            self.splitter.append(Eqn(step, (best,), (moved,), {}, eqn.where, eqn.backward, eqn.cause), part)
+            versions.append(moved)
+            best = moved
+        return best
+
+    def hold(self, eqn: Eqn, pieces: Sequence[Var], held: Held) -> bool:
+        self.held[eqn.outs[0]], self.splitter.pieces[eqn.outs[0]] = held, tuple(pieces)
+        return True
+
+    def each(self, eqn: Eqn, operands: Sequence[Sequence[Var]], tokens: Space | None = None) -> tuple[Var, ...]:
+        """Add the equation for every part; the results, which have a part of the tokens if `tokens` is given."""
+        outs: list[Var] = []
+        for part in range(self.splitter.parts):
+            dims = eqn.outs[0].dims
+            if tokens is not None:
+                dims = resized(dims, tokens.over.name, 1 / self.splitter.parts)
+            outs.append(dataclasses.replace(eqn.outs[0], dims=dims, dtype=eqn.params.get("dtype", eqn.outs[0].dtype)))
+            self.splitter.append(eqn.replace(ins=tuple(xs[part] for xs in operands), outs=(outs[-1],)), part)
+        return tuple(outs)
+
+    def emit(
+        self, eqn: Eqn, part: int, op: Op, ins: Sequence[Var], sharding: Sharding, **params: Any
+    ) -> tuple[Var, ...]:
+        (kind,) = op.infer([v.type for v in ins], params)
+        out = Var(kind.dims, kind.dtype, "", sharding)
+        self.splitter.append(Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward), part)
+        return (out,)
+
+
+def names_slots(eqn: Eqn, index: Var) -> bool:
+    """True if an equation uses an index only as the name of a slot, whatever the order of the slots is."""
+    match eqn.op:
+        case op if op is TAKE:
+            return index is eqn.ins[1] and index is not eqn.ins[0]
+        case op if op is SCATTER_ADD:
+            return index is eqn.ins[0] and index is not eqn.ins[1]
+        case op:
+            return op in (INVERSE, BARRIER)
+
+
+def _spaces(program: Program) -> Iterator[Space]:
+    """The spaces of slots of a program whose indices are complete on a device and only name slots from there on."""
+    readers = _readers(program)
+    taken: set[Var] = set()
+    place = {eqn: k for k, eqn in enumerate(program.eqns)}
+    for eqn in program.eqns:
+        if eqn.op is not INVERSE or taken & set(eqn.ins) or len(set(eqn.ins)) < len(eqn.ins):
+            continue
+        over, into, out = eqn.params["over"], eqn.params["into"], eqn.outs[0]
+        total = prod(d.size for d in into)
+        whole = not any(v.sharding.axes(over.name) for v in eqn.ins)
+        space, stack = Space(eqn), list(eqn.ins)
+        apart = whole and total and not any(out.sharding.axes(d.name) for d in into)
+        while stack:
+            v = stack.pop()
+            space.placed[v] = ()
+            for reader in readers.get(v, []):
+                alias = v not in eqn.ins
+                naming = names_slots(reader, v) and (reader.op is BARRIER or _same_slots(reader, eqn, total))
+                apart = apart and (naming or not alias) and not (naming and place[reader] < place[eqn])
+                if naming and reader.op is BARRIER:
+                    stack.append(reader.outs[0])
+            apart = apart and (v in eqn.ins or v not in program.outs)
+        if apart:
+            taken |= set(space.placed)
+            yield space
+
+
+def _readers(program: Program) -> dict[Var, list[Eqn]]:
+    readers: dict[Var, list[Eqn]] = {}
+    for eqn in program.eqns:
+        for v in dict.fromkeys(eqn.ins):
+            readers.setdefault(v, []).append(eqn)
+    return readers
+
+
+def _same_slots(reader: Eqn, inverse: Eqn, total: int) -> bool:
+    """True if a reader of an index has the slots that it names."""
+    return reader is inverse if reader.op is INVERSE else reader.params["over"].size == total
+
+
+def _zero_at_zero(op: Op, eqn: Eqn) -> bool:
+    """True if an elementwise operation of one operand gives zero for zero."""
+    if op.fuses is not Fuses.MAP or op.rule is not None or eqn.ins[0].dims != eqn.outs[0].dims:
+        return False
+    block = Block((), (), ())
+    local = Local(NumPy, (block,), (block,))
+    return not np.any(op.kernel(local, np.zeros((), eqn.ins[0].dtype), **eqn.params))
