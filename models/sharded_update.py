@@ -4,6 +4,7 @@
     python -m models.sharded_update --machine tpu-v5e    on another machine
     python -m models.sharded_update --measure            also measure small models on eight CPU devices
     python -m models.sharded_update --groups             the paper's setting, with device groups and bucketing
+    python -m models.sharded_update --json               the same, with the peaks, as JSON lines
 
 ResNet-50 uses LARS; the Transformer and neural collaborative filtering use Adam. All are pure data parallel, and only
 `weight_update=` differs between the two runs. Times are predictions of `compiled.cost(...)` unless marked as measured;
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -162,7 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--measure", action="store_true", help="also measure small models on eight CPU devices")
     parser.add_argument("--rounds", type=int, default=5, help="measured steps per mode (default 5)")
     parser.add_argument("--groups", action="store_true", help="only device groups and bucketing, on 2,048 cores")
+    parser.add_argument("--json", action="store_true", help="all settings of the paper, as JSON lines")
     options = parser.parse_args(arguments)
+    if options.json:
+        for setting in (*PAPER, *ONE_AXIS):
+            times = grouped(setting, options.machine)
+            row = {f"{name.replace(', ', '_')}_ms": round(s * 1e3, 2) for name, s in times.items()}
+            bytes_of = predicted(setting, options.machine)
+            peaks = {f"{mode}_peak_mb": round(bytes_of[mode][1] / 1e6) for mode in MODES}
+            print(json.dumps({"setting": setting.label} | row | peaks | {"paper": setting.paper}), flush=True)
+        return 0
     if options.groups:
         results = {setting.label: grouped(setting, options.machine) for setting in (*PAPER, *ONE_AXIS)}
         rows = [[label, *(f"{s * 1e3:.2f} ms" for s in each.values())] for label, each in results.items()]

@@ -244,7 +244,8 @@ class _Steps:
         sizes = [count(run) for run in self.runs]
         sizes[0] *= count(before)
         sizes[-1] *= self.of.extents.padded(dim) // math.prod(sizes)
-        return tuple(Dim(self.private(f"{name}__{'_'.join(run)}"), n) for run, n in zip(self.runs, sizes, strict=True))
+        runs = ("_".join(run).replace(".", "__") for run in self.runs)  # a divided axis is called rows.inner
+        return tuple(Dim(self.private(f"{name}__{run}"), n) for run, n in zip(runs, sizes, strict=True))
 
     def regroup(self, x: Var, parts: Regrouping, out: Var | None) -> Var:
         """`x` with the dims in parts; or, if `out` is given, with the parts joined to the dims of `out`."""

@@ -180,3 +180,15 @@ def test_results_of_a_step_in_steps_on_devices():
     assert np.array_equal(step(x).numpy(), flat(x).numpy())
     same = in_steps(flat.program(x), "always", on, place(on.network, flat.mesh))
     assert [r.kind for r in same.collectives] == [r.kind for r in step.program(x).collectives]
+
+
+def test_steps_of_a_divided_axis() -> None:
+    """An axis that a weight update divides has a name with a dot, which no dim may have."""
+
+    def step(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return w - 0.1 * md.grad(lambda w: md.mean(md.square(md.dot(x, w, "io"))))(w)
+
+    update = md.WeightUpdate("sharded", group=("node:2", "gpu"))
+    compiled = md.compile(step, MESH, "batch:node,gpu", weight_update=update, steps="always", machine=H100)
+    program = compiled.program(md.spec("io:64 hidden:64"), md.spec("batch:64 io:64"))
+    assert {"node.inner", "node.outer"} <= {axis for record in program.collectives for axis in record.axes}
