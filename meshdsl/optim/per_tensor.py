@@ -72,15 +72,15 @@ def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     return root_of_squares(squares(wide(x), over), math.prod(d.size for d in over))
 
 
-_MAGNITUDE = md.Dim("magnitude", 2)
+_MAGNITUDE = md.Dim("magnitude__parts", 2)
 
 
 def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
-    """Two sums of squares over `over`, as dim `magnitude`: of the large elements, scaled down, and of all others.
+    """Two sums of squares over `over`, as a private dim: of the large elements, scaled down, and of all others.
 
     >>> import meshdsl as md
     >>> squares(md.tensor([3.0, 4.0], "io"), (md.Dim("io", 2),))
-    tensor(float32[magnitude=2], [ 0. 25.])
+    tensor(float32[magnitude__parts=2], [ 0. 25.])
 
     The square of 1e20 overflows float32, but a norm of 1e20 does not (Blue, A Portable Fortran Program to Find the
     Euclidean Norm of a Vector, 1978). One tensor holds both sums, so one collective reduces both.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int
     """
     points = len(next(iter(curves.values())))
     width = min(width, points)
-    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+    low, high = _round_levels(min(map(min, curves.values())), max(map(max, curves.values())), height)
     grid: list[list[set[str]]] = [[set() for _ in range(width)] for _ in range(height)]
     for name, values in curves.items():
         for column in range(width):
@@ -86,6 +87,18 @@ def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int
     levels = (high - (high - low) * i / max(height - 1, 1) for i in range(height))
     lines = [f"{level:5.2f} │{mark}" for level, mark in zip(levels, marks, strict=True)]
     return "\n".join([*lines, "      └" + "─" * width])
+
+
+def _round_levels(low: float, high: float, height: int) -> tuple[float, float]:
+    """The least and the greatest of `height` equally spaced round numbers that hold all values."""
+    if not low < high or height < 2:
+        return low, high
+    power = 10.0 ** math.floor(math.log10((high - low) / (height - 1)))
+    for step in (power * n for n in (1, 2, 5, 10, 20)):
+        first = math.floor(low / step + 1e-9)
+        if (first + height - 1) * step >= high * (1 - 1e-12):
+            break
+    return first * step, (first + height - 1) * step
 
 
 def _mark(names: set[str]) -> str:

@@ -75,10 +75,10 @@ def options(report: Report) -> list[Axes]:
 
 
 def dims(report: Report) -> list[str]:
-    """The dims that a layout can name, in program order; dims of size 1 cannot be split and are omitted."""
+    """The dims that a layout can name, in program order, without private ones and dims of size 1."""
     names: dict[str, None] = {}
     for v in (*report.program.ins, *(v for eqn, _ in walk(report.program) for v in (*eqn.ins, *eqn.outs))):
-        names.update((d.name, None) for d in v.dims if d.size > 1)
+        names.update((d.name, None) for d in v.dims if d.size > 1 and "__" not in d.name)
     rules = report.layout.rules if report.layout is not None else {}
     return list(dict.fromkeys([*rules, *names]))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 __all__ = [
     "Scale",
     "axis",
+    "between",
     "decades",
     "element",
     "label_width",
@@ -82,6 +83,19 @@ def steps(high: float, about: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(math.floor(high / step + 1e-9) + 1)]
+
+
+def between(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, about `about` of them; `low` itself if they are equal.
+
+    >>> between(1.13, 1.44), between(2.5, 2.5)
+    ([1.15, 1.2, 1.25, 1.3, 1.35, 1.4], [2.5])
+    """
+    every = steps(high - low, about)
+    if len(every) < 2:
+        return [low]
+    first, last = math.ceil(low / every[1] - 1e-9), math.floor(high / every[1] + 1e-9)
+    return [round(n * every[1], 12 - math.floor(math.log10(every[1]))) for n in range(first, last + 1)]
 
 
 def decades(low: float, high: float, most: int = 7) -> list[float]:

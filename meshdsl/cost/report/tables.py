@@ -54,14 +54,18 @@ def table(
     width: int = WIDTH,
 ) -> str:
     """A table with columns two spaces apart, aligned `<` or `>` each; column `shrink` is cut if lines exceed the width.
+    A column without any text is left out.
 
     >>> print(table(["kind", "time", "where"], [["all_reduce", "2 us", "model.py:7"]], "<><"))
       kind        time  where
       all_reduce  2 us  model.py:7
     """
-    cells = [list(map(str, row)) for row in [header, *rows]]
+    names, *texts = [list(map(str, row)) for row in [header, *rows]]
+    shrink %= len(names)
+    full = [i for i in range(len(names)) if not texts or i == shrink or any(row[i] for row in texts)]
+    cells = [[row[i] for i in full] for row in (names, *texts)]
+    header, align, shrink = [header[i] for i in full], "".join(align[i] for i in full), full.index(shrink)
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    shrink %= len(widths)
     others = indent + sum(widths) - widths[shrink] + 2 * (len(widths) - 1)
     widths[shrink] = max(len(header[shrink]), min(widths[shrink], width - others))
     lines = []
