@@ -130,8 +130,8 @@ class Plan:
         changes: list[tuple[str, str, str]] = []
         for knob in KNOBS:
             before, after = getattr(self, knob.name), getattr(other, knob.name)
-            if before == after or (knob.name == "machine" and None in (before, after)):
-                continue  # a plan that leaves nothing to a machine has none
+            if before == after:
+                continue
             if knob.name == "layout":
                 changes += _moved(before, after)
             else:

@@ -89,7 +89,8 @@ def space(
     (64, 25)
 
     Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for and `axes` the axes to
-    assign; default: all but private dims, such as `batch__parts`. `several` lets a dim take more than one axis, in mesh order or, with `orders`, in every order.
+    assign; default: all but private dims, such as `batch__parts`. `several` lets a dim take more than one axis, in mesh
+    order or, with `orders`, in every order.
     Raises `LayoutError` for unknown dims and axes.
     """
     fixed = fixed or Layout()

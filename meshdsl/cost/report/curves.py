@@ -85,7 +85,11 @@ def _chart(name: str, curves: Mapping[str, Curve], runs: Sequence[str]) -> str:
     low, high = min(value for _, value in points), max(value for _, value in points)
     last = max(step for step, _ in points)
     x, y = linear(0, last, left, right), linear(low, high if high > low else low + 1.0, bottom, top)
-    marks = [drawn, axis("left", y, between(low, high), _figure, left, right), axis("bottom", x, _whole(last), number, bottom, top)]
+    marks = [
+        drawn,
+        axis("left", y, between(low, high), _figure, left, right),
+        axis("bottom", x, _whole(last), number, bottom, top),
+    ]
     for run, curve in curves.items():
         marks.append(_line(_thinned(curve), x, y, run, colour[run]))
     return picture(WIDTH, bottom + 34, name, *marks, text(right, bottom + 30, "step", anchor="end", cls="tick"))
