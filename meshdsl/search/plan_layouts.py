@@ -38,23 +38,20 @@ class Candidates:
     space: Space
     screen: Screen
     objective: str
-    amounts: dict[Row, tuple[float, bool]] = field(default_factory=dict[Row, tuple[float, bool]])  # and if it is exact
+    amounts: dict[Row, float] = field(default_factory=dict[Row, float])
 
     @property
     def timed(self) -> bool:
         """True if the memo tells the objective of a layout, ignoring memory."""
         return self.screen.usable and self.objective != "peak_bytes"
 
-    def amount(self, row: Row, enough: float) -> float:
-        """The objective of a layout's program, or a lower bound if that already reaches `enough`."""
-        amount, exact = self.amounts.get(row, (0.0, False))
-        if not exact and amount < enough:
-            name, unit = self.objective, 1.0
-            if name == "energy":
-                name, unit = "seconds", watts(self.screen.machine, self.space.mesh)
-            amount = unit * self.screen.amount(self.space.layout(row), name, enough / unit)
-            self.amounts[row] = amount, amount < enough
-        return amount
+    def amount(self, row: Row) -> float:
+        """The objective of a layout's program."""
+        if row not in self.amounts:
+            name = "seconds" if self.objective == "energy" else self.objective
+            unit = watts(self.screen.machine, self.space.mesh) if self.objective == "energy" else 1.0
+            self.amounts[row] = unit * self.screen.amount(self.space.layout(row), name)
+        return self.amounts[row]
 
     def stored(self, row: Row) -> float:
         """The bytes of the inputs on one device, as sharded by their rules."""
@@ -90,7 +87,7 @@ class PlanLayouts:
     def descended(self, mesh: Mesh) -> Iterator[Plan | None]:
         """The fastest layout of a mesh by the memo, ignoring memory, with the first plan's knobs; last in the iterator.
 
-        Costs the named layouts first. Yields None after each bound.
+        Costs the named layouts first. Yields None after each layout.
         """
         base = self.variants.canonical(self.variants.base)
         if base is None:
@@ -129,10 +126,10 @@ class PlanLayouts:
         return self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
 
     def screened(self, group: Candidates, row: Row, enough: float) -> float:
-        """The objective of a layout without sharded updates and overlap; stops early once it reaches `enough`."""
+        """The objective of a layout without sharded updates and overlap; of memory, at least a bound above `enough`."""
         if group.timed:
             with deadline(self.costed.time_left()):
-                return group.amount(row, enough)
+                return group.amount(row)
         if group.objective == "peak_bytes" and group.stored(row) >= enough:
             return enough
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
@@ -140,7 +137,7 @@ class PlanLayouts:
 
     def near(self, best: Entry) -> Iterator[Plan | None]:
         """Layouts that give one dim other axes: those of least time without sharded updates, or of least memory if it
-        lacks. Yields None after each bound.
+        lacks. Yields None after each layout.
         """
         yield from self._best_of(best, [(best.plan, ())])
 
@@ -161,14 +158,14 @@ class PlanLayouts:
                 continue
             row = group.space.row(plan.layout)
             exact = group.timed and best.fits
-            now = group.amount(row, math.inf) if exact else math.inf
+            now = group.amount(row) if exact else math.inf
             times = {now}  # layouts that take equal time have equal programs
             for near in rows_near(group.space, row):
                 layout = group.space.layout(near)
                 if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
                     continue
                 with deadline(self.costed.time_left()):
-                    amount = group.amount(near, SLOWER * now) if exact else group.stored(near)
+                    amount = group.amount(near) if exact else group.stored(near)
                 if amount < SLOWER * now and not (exact and amount in times):
                     amounts.append((amount, len(amounts), plan.replace(layout=layout)))
                     times.add(amount)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -35,13 +34,15 @@ def test_screen_lowers_no_layout_with_rules_known_to_be_illegal(monkeypatch: pyt
     args = md.spec("batch:8 io:8"), md.spec("io:8 hidden:8"), md.spec("steps:8")
     candidates = candidates_of(step, args, "x:2 y:2", "tpu-v5e")
     lowered: list[Any] = []
-    lower = screens.lower
-    monkeypatch.setattr(screens, "lower", lambda scope, eqns: (lowered.append(eqns), lower(scope, eqns)))
+    lower = screens.lower_graph
+    monkeypatch.setattr(
+        screens, "lower_graph", lambda scope, results: (lowered.append(scope), lower(scope, results))[1]
+    )
 
-    def bound(rules: str) -> float:
-        return candidates.screen.amount(md.Layout(rules), "seconds", math.inf)
+    def amount(rules: str) -> float:
+        return candidates.screen.amount(md.Layout(rules), "seconds")
 
-    assert bound("batch:x hidden:x") == ILLEGAL and lowered
+    assert amount("batch:x hidden:x") == ILLEGAL and lowered
     lowered.clear()
-    assert bound("batch:x hidden:x steps:y") == ILLEGAL and not lowered
-    assert bound("batch:x hidden:y") < ILLEGAL and lowered
+    assert amount("batch:x hidden:x steps:y") == ILLEGAL and not lowered
+    assert amount("batch:x hidden:y") < ILLEGAL and lowered
