@@ -211,7 +211,8 @@ def plan_text(result: SearchResult) -> str:
         change = _change(entry.seconds, best.seconds)
         why = _slower(entry, best)
         lines = [f"{title}: {seconds(entry.seconds)} ({change}), {show_bytes(entry.peak_bytes)}{why}"]
-        lines += [f"  {line}" for line in str(best.plan.diff(entry.plan)).splitlines()]
+        changes = str(best.plan.diff(entry.plan)).splitlines()
+        lines += [f"  {line}" for line in changes if not line.startswith("machine ")]  # it follows from the others
         parts.append("\n".join(lines))
     if len(result.front) > 1:
         parts.append("time against memory, of the plans costed\n" + _entries(result.front, best))
