@@ -158,7 +158,7 @@ class Lives:
             last = len(self.moments) - 1
             for v in step.reads:
                 self.first_reads.setdefault(v, first)
-                deaths[v] = first if v in carried else last
+                deaths[v] = first - 1 if v in carried else last
                 if eqn.backward and v in makers and not _last(makers[v]).backward:
                     saved.add(v)
             for v in step.writes:

@@ -17,6 +17,7 @@ from ..control import BARRIER
 from ..ir import Cond, Eqn, Fuses, Graph, Var, While
 from ..lowering import Program
 from ..lowering.asynchrony import FENCE, WAIT, Start
+from ..ops.reshape import TRANSPOSE
 from .scores import Scores, is_matmul, is_product, kind, long_scores, names
 
 __all__ = ["Branch", "Kernel", "LoopStep", "Send", "Step", "Wait", "holders", "steps"]
@@ -100,9 +101,16 @@ def holders(graph: Graph) -> dict[Var, Var]:
     """Map each view in a graph to the stored value that it is a view of."""
     source: dict[Var, Var] = {}
     for eqn in graph.eqns:
-        if kind(eqn) is Fuses.VIEW:
+        if kind(eqn) is Fuses.VIEW or (eqn.op is TRANSPOSE and _keeps_order(cast(Program, graph), eqn)):
             source.update((out, source.get(v, v)) for out, v in zip(eqn.outs, eqn.ins, strict=False))
     return source
+
+
+def _keeps_order(program: Program, transpose: Eqn) -> bool:
+    """True if a transpose moves dims of local size 1 alone: its result has the bytes of its operand."""
+    (x,), (out,) = transpose.ins, transpose.outs
+    sizes = dict(zip(x.dims, program.local_shape(x), strict=True))
+    return [d for d in x.dims if sizes[d] > 1] == [d for d in out.dims if sizes[d] > 1]
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,19 @@ def gradients(model: str, trips: int = 8) -> Memory:
     )
 
 
+def test_a_carry_that_goes_from_loop_to_loop_is_held_once() -> None:
+    def step(c, row):
+        return c * row, None
+
+    def two_loops(x, rows):
+        c, _ = md.scan(step, md.exp(x), rows, over="layer")
+        c, _ = md.scan(step, c, rows, over="layer")
+        return md.sum(c)
+
+    program = md.compile(two_loops, "rows:1", "").program(md.spec("batch:1000"), md.spec("layer:4"))
+    assert md.memory(program).peak == 4000 + 16 + 4 + 4000
+
+
 def test_the_carry_of_a_loop_with_collectives_is_computed_first() -> None:
     """The operand of the other product is then held beside the collective's."""
     moments = [moment.op for moment in gradients("c:x").profile]

@@ -226,3 +226,15 @@ def test_dims_of_a_pipeline_get_names_that_the_model_lacks():
     with mock.patch.object(ticks, "FILL", np.nan):
         history = md.compile(step[0], plan=md.Plan(*step[1:], microbatches=2)).history(*work.specs())
     assert "stage=2" in str(history["pipeline"])
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_memory_has_the_ring_of_a_pipeline_once_and_no_transposes_of_its_stages(remat: str):
+    plan = md.Plan("stages:4", "layer:stages", remat=remat, microbatches=8)
+    program = md.compile(SMALL.train_step(), plan=plan).program(*SMALL.specs())
+    found = md.memory(program)
+    (steady,) = [eqn for eqn in program.eqns if eqn.scan is not None and eqn.scan.dim.name == "steady"]
+    rings = [v for v in steady.outs if "slot" in [d.name for d in v.dims]]
+    held = [tensor for tensor in found.by_tensor if tensor.name == "dynamic_update_slice"]
+    assert 0 < sum(tensor.bytes for tensor in held) <= sum(map(program.local_bytes, rings))
+    assert all(tensor.name != "transpose" for tensor in found.by_tensor)
