@@ -37,18 +37,20 @@ def _subtract_signs(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any
     return jax.tree.map(lambda p, s: p - md.sign(s), params, sums), {"sums": sums}
 
 
+# A gradient of exactly 0 may be 1e-17 where sums have another order, and Adam divides by no less than this.
+EPS = 1e-4
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: md.optim.sgd(0.1),
     "momentum": lambda: md.optim.momentum(0.05, nesterov=True),
-    "adam": lambda: md.optim.adam(1e-2),
-    "adamw": lambda: md.optim.adamw(1e-2),
-    "clipped": lambda: md.optim.with_clipping(md.optim.adam(1e-2), 0.05),
+    "adam": lambda: md.optim.adam(1e-2, eps=EPS),
+    "adamw": lambda: md.optim.adamw(1e-2, eps=EPS),
+    "clipped": lambda: md.optim.with_clipping(md.optim.adam(1e-2, eps=EPS), 0.05),
     "lars": lambda: md.optim.lars(0.1),
     "lamb": lambda: md.optim.lamb(0.05),
     "adafactor": lambda: md.optim.adafactor(0.05, min_dim_to_factor=2),
-    "muon": lambda: md.optim.muon(0.05),
+    "muon": lambda: md.optim.muon(0.05, others=md.optim.adam(0.05, eps=EPS), eps=EPS),
     "averaged": lambda: md.optim.with_average(md.optim.momentum(0.05), 0.5),
-    "frozen": lambda: md.optim.with_frozen(md.optim.adam(1e-2), lambda path: path == "start/w"),
+    "frozen": lambda: md.optim.with_frozen(md.optim.adam(1e-2, eps=EPS), lambda path: path == "start/w"),
     "accumulated": lambda: md.optim.with_accumulation(md.optim.sgd(0.1), 2),
 }
 EXACT_OPTIMIZERS: dict[str, Callable[[], Any]] = {
