@@ -40,7 +40,7 @@ from tests.laws import run
 from tests.lowering.programs import MESHES, draw_layout, tensors
 
 EXACT = 2.0**45  # sums of larger numbers may round: averages have a few bits of fractions
-LARGE = {"float64": 1e8, "float32": 1e3, "mixed": 1e3}  # training diverges: roundings grow, or NaN comes
+LARGE = {"float64": 1e8, "float32": 1e3, "mixed": 1e2}  # training diverges: roundings grow, or NaN comes
 PLANS, TRIES = 5, 6  # of each model; of each step, until one is not refused
 MACHINES = ("tpu-v5e", "tpu-v6e", "tpu-v7x", "a100-p4de", "h100")
 
