@@ -89,7 +89,7 @@ def between(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from `low` to `high`, about `about` of them; `low` itself if they are equal.
 
     >>> between(1.13, 1.44), between(2.5, 2.5)
-    ([1.15, 1.2, 1.25, 1.3, 1.35, 1.4], [2.5])
+    ([1.2, 1.3, 1.4], [2.5])
     """
     every = steps(high - low, about)
     if len(every) < 2:
