@@ -12,10 +12,13 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 from ..compile.plan import Plan
+from ..ir import walk
+from ..layouts import Layout
+from ..pipelines import bubble
 from ..updates.weight_update import WeightUpdate
 from .evaluate import Entry
 from .knobs import Turn
-from .moves import meshes_near
+from .moves import divided, meshes_near
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
 
@@ -23,6 +26,7 @@ __all__ = ["LocalSearch"]
 
 SAVED_BY_KNOBS = 0.25  # largest share of a step that knobs which save memory are expected to save in time
 REORDERED = 1.1  # other weight updates, by time over that of the best plan, whose overlap is tried
+MICROBATCHES = (2, 4, 8)  # of a pipeline, for each stage
 HIDDEN = 0.01  # least share of the step that an overlap plan must be able to hide
 
 
@@ -64,7 +68,7 @@ class LocalSearch:
         while best is not None:
             before = best
             best = yield from self._turns(best)
-            for moves in (self.traded, self.layouts.near, self.resized, self.divided, self.rare):
+            for moves in (self.traded, self.layouts.near, self.resized, self.divided, self.staged, self.rare):
                 best = yield from self._improved(best, moves)
             if best is before:
                 return
@@ -97,6 +101,32 @@ class LocalSearch:
     def divided(self, best: Entry) -> Iterator[Plan | None]:
         """Layouts that use one part of a divided axis."""
         yield from self.layouts.divided(best, self.space)
+
+    def staged(self, best: Entry) -> Iterator[Plan]:
+        """The plan with the layers of a loop in pipeline stages over an axis, or over a part of a divided one.
+
+        Left out if the bubble makes it slower than the best plan even if nothing communicates. Stages store what
+        several micro-batches save, so they are tried with everything recomputed too.
+        """
+        knobs = {turn.knob: turn.candidates(best.plan) for turn in self.turns}
+        plain = self.variants.canonical(best.plan.replace(microbatches=1))
+        if self.objective != "seconds" or "microbatches" not in knobs or plain is None:
+            return
+        remats = dict.fromkeys((best.plan.remat, *(remat for remat in knobs.get("remat", ()) if remat == "full")))
+        loops = [eqn.scan.dim for eqn, _ in walk(self.variants.problem(plain).graph) if eqn.scan is not None]
+        dims = [d for d in dict.fromkeys(loops) if self.space.request.dims is None or d.name in self.space.request.dims]
+        whole = [(best.plan, tuple(best.mesh.axes)), *divided(best.plan, self.space.meshes)]
+        for (plan, axes), dim, parts in itertools.product(whole, dims, knobs["microbatches"]):
+            for axis in axes:
+                stages, rules = plan.mesh.axes[axis], plan.layout.rules
+                repeated = 1 if any(axis in cut for cut in rules.values()) else stages
+                computed = best.seconds * (1 - best.exposed) / repeated / (1 - bubble(stages, parts))
+                if not (1 < stages <= dim.size and parts // stages in MICROBATCHES and computed < self.costed.least()):
+                    continue
+                others = {d: tuple(a for a in cut if a != axis) for d, cut in rules.items()}
+                layout = Layout({**others, dim.name: (axis,)}, overrides=plan.layout.overrides)
+                near = [plan.replace(layout=layout, microbatches=parts, remat=remat) for remat in remats]
+                yield from filter(self.space.keeps_request, near)
 
     def rare(self, best: Entry) -> Iterator[Plan]:
         """The values of knobs that seldom help, without overlap plans; and those that save memory and cost time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -12,6 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.errors.deadline import OutOfTimeError, deadline
 from meshdsl.models import mlp, transformer
+from meshdsl.search import plans
 from meshdsl.search.knobs import TURNS
 from meshdsl.search.space import space
 
@@ -190,3 +192,19 @@ def test_plan_search_gives_up_plans_that_are_not_costed_in_time():
         md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x")).cost(*LM.specs(), machine="h100:compiled")
     deadline_is_over = md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x"))
     assert deadline_is_over.cost(*LM.specs(), machine="h100:compiled").seconds > 0
+
+
+@pytest.mark.parametrize(("bandwidth", "layout", "microbatches"), [(350e9, "layer:x batch:x", 1), (2e9, "layer:x", 16)])
+def test_local_search_takes_stages_where_the_network_is_slow(
+    bandwidth: float, layout: str, microbatches: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Stages send activations, and data parallelism sends the gradients of these wide layers."""
+    monkeypatch.setattr(plans, "FEW", 0)
+    machine = md.machine("h100:compiled")
+    levels = tuple(dataclasses.replace(level, bandwidth=bandwidth) for level in machine.network.levels)
+    machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels, tables=()))
+    wide = LM.replace(batch=32, length=512, layers=4, d_model=512, d_head=128, d_ff=65536, vocab=512)
+    knobs: dict[str, list[Any]] = {"remat": ["full"], "microbatches": [1, 16]}
+    place: dict[str, Any] = {"mesh": "x:4", "dims": "batch layer", "machine": machine, "knobs": knobs}
+    found = md.search(wide, **place, time_limit=None)
+    assert (str(found.best.plan.layout), found.best.plan.microbatches) == (layout, microbatches)
