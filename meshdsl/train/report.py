@@ -90,15 +90,17 @@ def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int
 
 
 def _round_levels(low: float, high: float, height: int) -> tuple[float, float]:
-    """The least and the greatest of `height` equally spaced round numbers that hold all values."""
-    if not low < high or height < 2:
+    """The least and the greatest of `height` equally spaced round numbers that hold all values.
+
+    >>> _round_levels(1.13, 1.44, height=5), _round_levels(-3.2, -1.1, height=4)
+    ((1.1, 1.5), (-4.0, -1.0))
+    """
+    if not low < high or height < 3:
         return low, high
     power = 10.0 ** math.floor(math.log10((high - low) / (height - 1)))
-    for step in (power * n for n in (1, 2, 5, 10, 20)):
-        first = math.floor(low / step + 1e-9)
-        if (first + height - 1) * step >= high * (1 - 1e-12):
-            break
-    return first * step, (first + height - 1) * step
+    steps = (power * n for n in (1, 2, 5, 10, 20))  # the last spans twice the values
+    spans = ((first := math.floor(low / step + 1e-9) * step, first + (height - 1) * step) for step in steps)
+    return next((first, last) for first, last in spans if last >= high - 1e-12 * abs(high))
 
 
 def _mark(names: set[str]) -> str:
