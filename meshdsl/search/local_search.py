@@ -123,7 +123,9 @@ class LocalSearch:
                 computed = best.seconds * (1 - best.exposed) / repeated / (1 - bubble(stages, parts))
                 if not (1 < stages <= dim.size and parts // stages in MICROBATCHES and computed < self.costed.least()):
                     continue
-                others = {d: tuple(a for a in cut if a != axis) for d, cut in rules.items()}
+                others = {
+                    d: cut for d, cut in ((d, tuple(a for a in cut if a != axis)) for d, cut in rules.items()) if cut
+                }
                 layout = Layout({**others, dim.name: (axis,)}, overrides=plan.layout.overrides)
                 near = [plan.replace(layout=layout, microbatches=parts, remat=remat) for remat in remats]
                 yield from filter(self.space.keeps_request, near)
