@@ -37,7 +37,7 @@ class Rotary:
 
     @property
     def magnitude(self) -> float:
-        """What queries and keys are multiplied by."""
+        """The factor of rotated queries and keys."""
         return 1 + 0.1 * self.mscale * math.log(self.factor) if self.kind == "yarn" and self.factor > 1 else 1.0
 
     def _ramp(self, i: int, half: int) -> float:

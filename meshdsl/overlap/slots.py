@@ -39,11 +39,11 @@ from ..ops.reshape import RENAME, RESHAPE, groups
 from .filled import FILLED_DOT, FILLED_OUTER
 from .parts import PLACED, RUN, SUM_PARTS, USED, Cut, resized
 
-__all__ = ["RefusedError", "SlotParts", "Space", "sums_parts"]
+__all__ = ["RefusedError", "SlotParts", "SlotSpace", "sums_parts"]
 
 
 @dataclass(eq=False)
-class Space:
+class SlotSpace:
     """The slots that one `inverse_index` names, and what is known of their parts."""
 
     inverse: Eqn
@@ -70,24 +70,27 @@ class Space:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class InSlots:
     """A value in slots: its dims that tell slots apart, and its names of the space's dims where it has them."""
 
-    space: Space
+    space: SlotSpace
     dims: frozenset[str]
     names: Mapping[str, str]
     zero: bool = True  # it is zero in slots of other parts
     holder: bool = False  # it holds positions of tokens
 
 
+Kept = tuple[frozenset[str], Mapping[str, str], bool]  # dims, names, and whether slots are summed over
+
+
 class RefusedError(Exception):
     """Raised where the slots of a space cannot be in parts; the program is split again without them."""
 
-    def __init__(self, space: Space):
+    def __init__(self, space: SlotSpace):
         self.inverse = space.inverse
 
 
-class Splitter(Protocol):
+class ProgramInParts(Protocol):
     """The program in parts so far."""
 
     program: Program
@@ -115,11 +118,11 @@ def sums_parts(eqn: Eqn, op: Op) -> bool:
 
 
 class SlotParts:
-    """The slots of a program in parts, for a `Splitter`, which has the values that are cut."""
+    """The slots of a program in parts, for a `ProgramInParts`, which has the values that are cut."""
 
-    def __init__(self, splitter: Splitter, refused: Sequence[Eqn]):
+    def __init__(self, splitter: ProgramInParts, refused: Sequence[Eqn]):
         self.splitter, self.program = splitter, splitter.program
-        self.held: dict[Var, Held] = {}
+        self.held: dict[Var, InSlots] = {}
         self.zeros = {
             v
             for eqn in self.program.eqns
@@ -164,7 +167,7 @@ class SlotParts:
             self.splitter.joined[v] = self.sum_of(v, held)
         return self.splitter.joined[v]
 
-    def sum_of(self, v: Var, held: Held) -> Var:
+    def sum_of(self, v: Var, held: InSlots) -> Var:
         if held.holder and v is not held.space.inverse.outs[0]:
             raise RefusedError(held.space)
         eqn, out = held.space.inverse, dataclasses.replace(v)
@@ -174,7 +177,7 @@ class SlotParts:
             self.splitter.eqns.append(Eqn(SUM_PARTS, self.splitter.pieces[v], (out,), {}, eqn.where, eqn.backward))
         return out
 
-    def number(self, space: Space) -> bool:
+    def number(self, space: SlotSpace) -> bool:
         """Number the slots of each part of the tokens, if the indices are in parts."""
         eqn, cut = space.inverse, Cut(space.over.name, 1)
         if any(self.splitter.cut.get(i) != cut or not self.splitter.divides(i, cut) for i in eqn.ins):
@@ -196,11 +199,11 @@ class SlotParts:
         space.placed.update({i: tuple(each) for i, each in zip(eqn.ins, placed, strict=True)})
         space.active = True
         names = {d.name: d.name for d in (*space.cells, space.into[-1])}
-        self.hold(eqn, holders, Held(space, frozenset(d.name for d in space.into), names, False, True))
+        self.hold(eqn, holders, InSlots(space, frozenset(d.name for d in space.into), names, False, True))
         self.splitter.count += 1
         return True
 
-    def by_index(self, eqn: Eqn, space: Space) -> bool:
+    def by_index(self, eqn: Eqn, space: SlotSpace) -> bool:
         """Add an operation at indices of slots: a barrier around them, a read, or a write."""
         index = eqn.ins[0] if eqn.op in (BARRIER, SCATTER_ADD) else eqn.ins[1]
         pieces = self.indices(space, index, eqn)
@@ -211,7 +214,9 @@ class SlotParts:
             dims = frozenset([eqn.params["over"].name])
             updates = self.tokens(eqn.ins[1], space, eqn)
             names = {d.name: d.name for d in space.inverse.ins[0].dims if d != space.over}
-            return updates is not None and self.hold(eqn, self.each(eqn, [pieces, updates]), Held(space, dims, names))
+            return updates is not None and self.hold(
+                eqn, self.each(eqn, [pieces, updates]), InSlots(space, dims, names)
+            )
         held = self.held.get(eqn.ins[0])
         if held is not None and (held.space is not space or held.dims != {eqn.params["over"].name}):
             return False
@@ -220,10 +225,10 @@ class SlotParts:
         self.splitter.cut[out] = Cut(space.over.name, 1)
         return True
 
-    def indices(self, space: Space, index: Var, eqn: Eqn) -> tuple[Var, ...]:
+    def indices(self, space: SlotSpace, index: Var, eqn: Eqn) -> tuple[Var, ...]:
         return space.placed.get(index) or self.splitter.in_parts(index, Cut(space.over.name, 1), eqn)
 
-    def tokens(self, v: Var, space: Space, eqn: Eqn) -> tuple[Var, ...] | None:
+    def tokens(self, v: Var, space: SlotSpace, eqn: Eqn) -> tuple[Var, ...] | None:
         """The parts of a value along the tokens; None if it has no equal parts."""
         cut = Cut(space.over.name, 1)
         if space.over not in v.dims:
@@ -260,7 +265,7 @@ class SlotParts:
             return False
         operands = [self.parts_of(v, eqn) for v in eqn.ins]
         if eqn.op is CAST and operands[0][0].dtype == eqn.outs[0].dtype:  # the product is of this dtype already
-            return self.hold(eqn, operands[0], Held(held.space, dims, names, zero))
+            return self.hold(eqn, operands[0], InSlots(held.space, dims, names, zero))
         product = self.product(eqn, inside)
         if product is not None:
             x, y = (eqn.ins.index(v) for v in product.ins[:2])
@@ -272,9 +277,9 @@ class SlotParts:
             self.splitter.eqns.append(Eqn(SUM_PARTS, pieces, eqn.outs, {}, eqn.where, eqn.backward))
             return True
         holder = held.holder and eqn.op in (BARRIER, RENAME, RESHAPE)
-        return self.hold(eqn, pieces, Held(held.space, dims, names, zero, holder))
+        return self.hold(eqn, pieces, InSlots(held.space, dims, names, zero, holder))
 
-    def product(self, eqn: Eqn, inside: Mapping[Var, Held]) -> Eqn | None:
+    def product(self, eqn: Eqn, inside: Mapping[Var, InSlots]) -> Eqn | None:
         """The product of filled slots in place of an einsum, with operands in slots first; None if it is no such."""
         if eqn.op is not EINSUM or len(eqn.ins) != 2 or kind(eqn.outs[0].dtype) != "f":
             return None
@@ -313,7 +318,7 @@ class SlotParts:
         narrower = kind(narrow) == "f" and narrow.itemsize < eqn.outs[0].dtype.itemsize
         return narrow if cast_alone and narrower else eqn.params["dtype"]
 
-    def filled(self, space: Space) -> float:
+    def filled(self, space: SlotSpace) -> float:
         """The expected fraction of all slots that one part fills."""
         slots = prod(d.size for d in space.into)
         return min(1.0, len(space.inverse.ins) * space.over.size / slots) / self.splitter.parts
@@ -322,7 +327,9 @@ class SlotParts:
         """True if a device's block is not made of whole runs of slots."""
         return any(d.name in dims and self.program.extents.is_padded(d) for d in v.dims)
 
-    def dims_after(self, eqn: Eqn, inside: Mapping[Var, Held]) -> tuple[frozenset[str], Mapping[str, str], bool] | None:
+    def dims_after(
+        self, eqn: Eqn, inside: Mapping[Var, InSlots]
+    ) -> tuple[frozenset[str], Mapping[str, str], bool] | None:
         """The dims of a result that tell slots apart, its names of the space's dims, and whether slots are summed over;
         None if the operation mixes slots.
         """
@@ -371,7 +378,7 @@ class SlotParts:
             case _:
                 return len(zero) == 1 and zero[0] and _zero_at_zero(op, eqn)
 
-    def sent(self, eqn: Eqn, held: Held) -> bool:
+    def sent(self, eqn: Eqn, held: InSlots) -> bool:
         """Add a collective of a value in slots; an all_to_all between groups and experts sends the run of each part."""
         op = eqn.op.padded if isinstance(eqn.op, RaggedAllToAll) else eqn.op
         if held.holder or not isinstance(op, AllToAll | AllGather | AllReduce | ReduceScatter | Slice):
@@ -383,7 +390,7 @@ class SlotParts:
         ways = [[self.run(held, part, v, eqn) for part in range(self.splitter.parts)] for v in (x, out)]
         return self.hold(eqn, self.each(eqn.replace(op=ragged), [self.parts_of(x, eqn), *ways]), held)
 
-    def ragged(self, op: AllToAll, x: Var, out: Var, held: Held) -> RaggedAllToAll | None:
+    def ragged(self, op: AllToAll, x: Var, out: Var, held: InSlots) -> RaggedAllToAll | None:
         """The exchange of a part's slots; None if a device's block is not made of whole runs of slots."""
         space, names = held.space, held.names
         if any(d.name not in names for d in (*space.cells, space.into[-1])):
@@ -394,7 +401,7 @@ class SlotParts:
             return None
         return RaggedAllToAll(op.dim, op.to, op.axes, cells, slots, self.filled(space))
 
-    def run(self, held: Held, part: int, v: Var, eqn: Eqn) -> Var:
+    def run(self, held: InSlots, part: int, v: Var, eqn: Eqn) -> Var:
         """The run of slots that a part fills, in the sharding and with the names of a value in slots."""
         space, program = held.space, self.program
         if part not in space.runs:
@@ -419,11 +426,11 @@ class SlotParts:
             best = moved
         return best
 
-    def hold(self, eqn: Eqn, pieces: Sequence[Var], held: Held) -> bool:
+    def hold(self, eqn: Eqn, pieces: Sequence[Var], held: InSlots) -> bool:
         self.held[eqn.outs[0]], self.splitter.pieces[eqn.outs[0]] = held, tuple(pieces)
         return True
 
-    def each(self, eqn: Eqn, operands: Sequence[Sequence[Var]], tokens: Space | None = None) -> tuple[Var, ...]:
+    def each(self, eqn: Eqn, operands: Sequence[Sequence[Var]], tokens: SlotSpace | None = None) -> tuple[Var, ...]:
         """Add the equation for every part; the results, which have a part of the tokens if `tokens` is given."""
         outs: list[Var] = []
         for part in range(self.splitter.parts):
@@ -454,7 +461,7 @@ def names_slots(eqn: Eqn, index: Var) -> bool:
             return op in (INVERSE, BARRIER)
 
 
-def _spaces(program: Program) -> Iterator[Space]:
+def _spaces(program: Program) -> Iterator[SlotSpace]:
     """The spaces of slots of a program whose indices are complete on a device and only name slots from there on."""
     readers = _readers(program)
     taken: set[Var] = set()
@@ -465,7 +472,7 @@ def _spaces(program: Program) -> Iterator[Space]:
         over, into, out = eqn.params["over"], eqn.params["into"], eqn.outs[0]
         total = prod(d.size for d in into)
         whole = not any(v.sharding.axes(over.name) for v in eqn.ins)
-        space, stack = Space(eqn), list(eqn.ins)
+        space, stack = SlotSpace(eqn), list(eqn.ins)
         apart = whole and total and not any(out.sharding.axes(d.name) for d in into)
         while stack:
             v = stack.pop()

@@ -1,4 +1,4 @@
-"""What a search prints: no private dims, no column without text."""
+"""Searches choose no axes for dims that users did not write, and tables print no empty columns."""
 
 import meshdsl as md
 from meshdsl.cost.report.tables import table
