@@ -35,6 +35,6 @@ def printed(seed: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("seed", ["7", "1001"])
+@pytest.mark.parametrize("seed", ["7"])
 def test_programs_do_not_depend_on_the_process(seed: str) -> None:
     assert printed(seed) == printed("0")

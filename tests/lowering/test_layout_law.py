@@ -33,7 +33,7 @@ from tests.lowering.programs import FINE, MESHES, draw, draw_layout, judge, same
 
 ROWS = rows()
 SIZES = [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11]  # 0, 1, primes, and sizes that few meshes divide
-SIZES_PER_ROW, LAYOUTS_PER_SIZE = 4, 5
+SIZES_PER_ROW, LAYOUTS_PER_SIZE = 3, 5
 PROGRAMS, BLOCKS = 160, 4
 
 

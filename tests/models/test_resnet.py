@@ -148,6 +148,7 @@ def test_resnet_collectives_of_each_layout(layout: str):
         assert count == (sum(workload.config.blocks) if layout == "channels" else 0)
 
 
+@pytest.mark.slow
 def test_resnet_learns_digits():
     workload = resnet.digits
     config = workload.config

@@ -68,12 +68,12 @@ def test_declared_types_are_those_of_the_kernels(row: Row) -> None:
 
 @EVERY
 def test_numpy_and_eager_jax_agree(row: Row) -> None:
-    for dtype in row.dtypes[:2]:
-        tensors = row.make(rng(row), dtype=dtype)
-        eager = leaves(row.call(*tensors))
-        numpy = run(row.graph(dtype=dtype), [x.numpy() for x in tensors], backend.NumPy)
-        for ours, theirs in zip(eager, numpy, strict=True):
-            same(row, ours.numpy(), theirs, bitwise=row.exact)
+    dtype = row.dtypes[0]  # of every dtype: the law of runs
+    tensors = row.make(rng(row), dtype=dtype)
+    eager = leaves(row.call(*tensors))
+    numpy = run(row.graph(dtype=dtype), [x.numpy() for x in tensors], backend.NumPy)
+    for ours, theirs in zip(eager, numpy, strict=True):
+        same(row, ours.numpy(), theirs, bitwise=row.exact)
 
 
 @EVERY
