@@ -7,39 +7,131 @@ the difference between steps of 8 and 4 micro-batches. `cycles` are the compiler
 
     python -m benchmarks.pipelines                      # M = 8, 16, 64, with full rematerialisation
     python -m benchmarks.pipelines 8 32 --remat none
+    python -m benchmarks.pipelines --gpipe              # beside handwritten/gpipe.py, with M = 4S
+    python -m benchmarks.pipelines --cpu --rounds 40    # CPU time of both, for a small model on four CPU devices
+
+Beside GPipe, `attention` is "fused" (our kernel, and JAX's splash attention; the compiler states no cycles for either)
+or "plain" (blocks of at most 512 x 512, and one block). Both recompute the layers. Ratios are ours to GPipe's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 import meshdsl as md
+from benchmarks.candidates import Candidate, compare
+from benchmarks.handwritten import gpipe
 from meshdsl.models.llama import llama
+from meshdsl.tools.compilers.aot import ENVIRONMENT
+from meshdsl.tools.compilers.hlo import estimated_cycles
 
 STAGES, LAYERS, PART = 4, 2, 8  # stages, layers of a stage, sequences of a micro-batch
 MODEL = llama.replace(
     length=512, vocab=2048, d_model=1024, query_heads=8, heads=8, d_head=128, d_ff=2816, compute_dtype="bfloat16",
     param_dtype="bfloat16",
 )  # fmt: skip
+SMALL = llama.replace(
+    batch=32, length=128, vocab=512, layers=8, d_model=128, query_heads=4, heads=4, d_head=32, d_ff=352
+)
+TOLERANCE = 1e-2  # of the change of a state, relative; gradients that nearly cancel differ most
 
 
-def compiled(stages: int, microbatches: int, remat: str) -> md.Compilation:
+def compiled(stages: int, microbatches: int, remat: str, kernel: str = "auto") -> md.Compilation:
     """The compiler's text of a step in stages, or of one stage alone."""
     model = MODEL.replace(batch=PART * microbatches, layers=LAYERS * stages)
     layout = "layer:stages" if stages > 1 else ""
-    plan = md.Plan(f"stages:{STAGES}", layout, remat=remat, microbatches=microbatches)
+    plan = md.Plan(f"stages:{STAGES}", layout, remat=remat, microbatches=microbatches, attention_kernel=kernel)
     step = md.compile(model.train_step(), plan=plan, donate=(0, 1))
     program = step.program(*model.specs())
     return md.compile_for("tpu:v5e:2x2", program, donated=step.donated(*model.specs()))
+
+
+def fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention by the TPU kernel that JAX ships, as `gpipe.attention`."""
+    batch, length, heads, group, head = q.shape
+    b = min(length, 512)
+    sizes = splash.BlockSizes(
+        block_q=b, block_kv=b, block_q_dkv=b, block_kv_dkv=b, block_q_dq=b, block_kv_dq=b, block_kv_dkv_compute=b
+    )
+    mask = splash.MultiHeadMask([splash.CausalMask((length, length)) for _ in range(heads * group)])
+    attend = splash.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+    q, k, v = (x.reshape(batch, length, heads, head).transpose(0, 2, 1, 3) for x in (q / np.sqrt(head), k, v))
+    y: Any = jax.vmap(attend)(q.astype(v.dtype), k, v)
+    return y.transpose(0, 2, 1, 3).reshape(batch, length, heads, group, head)
+
+
+def beside_gpipe(attention: str) -> None:
+    """Print cycles and peak memory of both by the TPU compiler, at M = 4S."""
+    microbatches = 4 * STAGES
+    params, state, batch = MODEL.replace(batch=PART * microbatches, layers=LAYERS * STAGES).specs()
+    shapes = jax.tree.map(lambda s: jax.ShapeDtypeStruct([d.size for d in s.dims], s.dtype), (params, state, batch))
+    os.environ.update(ENVIRONMENT)
+    chips = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    mesh = jax.make_mesh((STAGES,), ("stages",), devices=chips)
+    text = (shapes[2]["tokens"], shapes[2]["targets"])
+    attend = fused if attention == "fused" else gpipe.attention
+    theirs = gpipe.compiled(shapes[:2], text, mesh, microbatches, attend)[0]
+    ours = compiled(STAGES, microbatches, "full", "auto" if attention == "fused" else "blockwise")
+    assert ours.cycles is not None and ours.memory is not None
+    memory, cycles = theirs.memory_analysis(), estimated_cycles(theirs.as_text() or "")
+    assert memory is not None and cycles is not None
+    peak = memory.peak_memory_in_bytes
+    row = {"figure": "gpipe", "microbatches": microbatches, "attention": attention, "cycles": ours.cycles,
+           "gpipe_cycles": cycles, "cycles_ratio": round(ours.cycles / cycles, 3), "peak_bytes": ours.memory.peak,
+           "gpipe_peak_bytes": peak, "peak_ratio": round(ours.memory.peak / peak, 3)}  # fmt: skip
+    print(json.dumps(row), flush=True)
+
+
+def on_cpu(rounds: int) -> bool:
+    """Print the CPU time of both on four CPU devices, at M = 4S; returns whether their states agree."""
+    train = SMALL.train_step()
+    plan = md.Plan(f"stages:{STAGES}", "layer:stages", remat="full", microbatches=4 * STAGES)
+
+    def step(state: Any, tokens: md.Tensor, targets: md.Tensor, *, remat: str = "model", microbatches: int = 1) -> Any:
+        batch = {"tokens": tokens, "targets": targets}
+        params, moments, metrics = train(*state, batch, remat=remat, microbatches=microbatches)
+        return (params, moments), metrics["loss"]
+
+    state, numbers = SMALL.init(md.random.key(0)), np.random.default_rng(0)
+    text = numbers.integers(0, SMALL.config.vocab, (SMALL.config.batch, SMALL.config.length + 1), np.int32)
+    dims = SMALL.specs()[2]["tokens"].dims
+    batch = [md.tensor(x, dims) for x in (text[:, :-1], text[:, 1:])]
+    arrays, rows = jax.tree.map(lambda x: x.numpy(), state), [x.numpy() for x in batch]
+    mesh = jax.make_mesh((STAGES,), ("stages",), devices=jax.devices()[:STAGES])
+    theirs, at = gpipe.compiled(arrays, (rows[0], rows[1]), mesh, 4 * STAGES)
+    placed = jax.device_put(rows, jax.NamedSharding(mesh, jax.P()))
+    candidates = {
+        "gpipe": Candidate(theirs, jax.tree.map(jax.device_put, arrays, at), lambda state: theirs(state, *placed)),
+        "meshdsl": Candidate.of_meshdsl(md.compile(step, plan=plan, donate=0), state, *batch),
+    }
+    return compare(candidates, tolerance=TOLERANCE, rounds=rounds, model="llama", layout="layer:stages")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("microbatches", nargs="*", type=int, default=[8, 16, 64])
     parser.add_argument("--remat", default="full", help="a rematerialisation, as in md.Plan")
+    parser.add_argument("--gpipe", action="store_true", help="cycles and peak memory beside GPipe by hand instead")
+    parser.add_argument("--cpu", action="store_true", help="CPU time beside GPipe by hand instead")
+    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds of --cpu")
     options = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", STAGES)
+    if options.gpipe:
+        for attention in ("fused", "plain"):
+            beside_gpipe(attention)
+        return 0
+    if options.cpu:
+        return 0 if on_cpu(options.rounds) else 1
     few, many = (compiled(1, m, options.remat).cycles for m in (4, 8))
     assert few is not None and many is not None
     trip = (many - few) / 4
