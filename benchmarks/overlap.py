@@ -27,7 +27,7 @@ from meshdsl.models.gpt_moe import gpt2_moe, gpt2_moe_large
 
 MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
 BATCH = {("S", "a100-p4de"): 24, ("L", "a100-p4de"): 48, ("S", "v100-p3dn"): 16, ("L", "v100-p3dn"): 8}
-MODES = ("none", "dw", "lancet", "list", "halves")
+MODES = ("none", "experts", "dw", "partition", "lancet", "list", "halves")
 
 
 def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:

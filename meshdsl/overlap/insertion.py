@@ -40,8 +40,9 @@ class _Orders:
     def __init__(self, tasks: Sequence[Task], slowdown: float):
         self.slowdown = slowdown
         # seconds, the lane if it sends, and the tasks that it waits for
+        sends = {task for task in tasks if task.sends}
         self.steps = {
-            task: (task.seconds, task.lane if task.sends else "", tuple(each for each in task.needs if each.sends))
+            task: (task.seconds, task.lane if task.sends else "", tuple(each for each in task.needs if each in sends))
             for task in tasks
         }
         self.ends: dict[Task, float] = {}  # of the collectives

@@ -5,26 +5,24 @@
 where P(i, n, k) is the time of the groups i to n in k parts that overlap one another. A group is a run of consecutive
 tasks that takes about a fifth of the time between two mixture-of-experts layers. The all_to_alls of one layer are in
 one group. A range contains an all_to_all and takes at most the time between two layers. The number of parts is
-increased until one more part is slower. Afterwards weight gradients move behind the all_to_alls of the backward pass.
+increased until one more part is slower. Neighbouring ranges become one where that is faster, because the first and the
+last collective of a range have nothing to hide behind; the paper keeps ranges short to plan faster. Afterwards weight
+gradients move behind the all_to_alls of the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..cost.timeline import timeline
 from ..ir import Eqn, Var
-from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
-from ..lowering.ragged import RaggedAllToAll
-from .list_schedule import list_schedule
+from .insertion import starts
+from .ranges import expert_ranges, is_exchange, pipelined, reductions_early, staggered
 from .split import Cut, cuts_along, split
-from .tasks import Task, Tasks, ordered, reorder, tasks_of
+from .tasks import ordered, tasks_of
 from .weight_gradients import dw_schedule
 
 __all__ = ["lancet"]
@@ -35,64 +33,37 @@ MOST_PARTS = 8
 
 @dataclass(frozen=True)
 class _Range:
-    """Equations of the forward pass that run in parts, identified by their first results."""
+    """Groups of the forward pass, from `first` to before `last`, that run in parts."""
 
-    values: frozenset[Var]
+    first: int
+    last: int
     parts: int
 
 
-def lancet(program: Program, machine: Machine, placement: Placement, dims: Sequence[str]) -> tuple[str, Program] | None:
+def lancet(
+    program: Program, machine: Machine, placement: Placement, dims: Sequence[str], gradients: bool = True
+) -> tuple[str, Program] | None:
     """The name and the program of Lancet's plan along the best of these dims; None if the plan changes nothing.
 
-    Requires a program whose all_to_alls are outside loops.
+    Without `gradients`, only ranges are split, and weight gradients stay where they are. Requires a program whose
+    all_to_alls are outside loops.
     """
     cuts = max((cuts_along(program, dim, 2) for dim in dims), key=len, default={})
-    ranges = _Search(program, machine, placement, cuts).best()
+    search = _Search(program, machine, placement, cuts)
+    ranges = search.merged(search.best())
     piped = program
     for one in ranges:
-        among = [eqn for eqn in piped.eqns if eqn.outs[0] in one.values]
-        piped = _pipelined(piped, split(piped, "", one.parts, cuts, among).program, machine, placement, among)
+        values = {eqn.outs[0] for eqn in search.between(one.first, one.last)}
+        among = [eqn for eqn in piped.eqns if eqn.outs[0] in values]
+        piped = pipelined(split(piped, "", one.parts, cuts, among), [among], machine, placement)
     tasks = tasks_of(piped, machine, placement)
-    order = dw_schedule(tasks)
+    order = dw_schedule(tasks) if gradients else list(tasks.all)
     if not ranges and order == list(tasks.all):
         return None
     counts = sorted({one.parts for one in ranges})
-    shown = f"{len(ranges)} ranges in {' or '.join(map(str, counts))} parts" if ranges else "no range"
-    return f"dw, {shown}", ordered(tasks, order)
-
-
-def _pipelined(
-    before: Program, after: Program, machine: Machine, placement: Placement, among: Collection[Eqn]
-) -> Program:
-    """The program with the new equations of one range in list-scheduled order."""
-    outside = {eqn.outs[0] for eqn in before.eqns} - {eqn.outs[0] for eqn in among}
-    tasks = tasks_of(after, machine, placement)
-    inner = [task for task in tasks.all if task.eqn.outs[0] not in outside]
-    if not inner:
-        return after
-    order = list_schedule(_alone(tasks, inner))
-    mine = set(inner)
-    first, last = inner[0].number, inner[-1].number
-    head = [task for task in tasks.all[:last] if task not in mine and (task.number < first or _needed(task, mine))]
-    tail = [task for task in tasks.all if task not in mine and task not in set(head)]
-    return reorder(after, [task.eqn for task in (*head, *order, *tail)])
-
-
-def _needed(task: Task, mine: set[Task]) -> bool:
-    """True if a task between those of the range depends on none of them."""
-    stack, seen = [task], {task}
-    while stack:
-        for source in stack.pop().needs:
-            if source in mine:
-                return False
-            if source not in seen:
-                seen.add(source)
-                stack.append(source)
-    return True
-
-
-def _alone(tasks: Tasks, among: Sequence[Task]) -> Tasks:
-    return Tasks(tasks.program, tasks.machine, tuple(among))
+    shown = f"{len(ranges)} range{'s' * (len(ranges) > 1)} in {' or '.join(map(str, counts))} parts"
+    name = ["dw"] * gradients + [shown if ranges else "no range"]
+    return ", ".join(name), ordered(tasks, reductions_early(order))
 
 
 class _Search:
@@ -111,26 +82,37 @@ class _Search:
         """The equation number at which each group begins, then the end of the last one; and the seconds of each
         group.
         """
-        exchanges = [t for t in self.tasks if t.sends and isinstance(t.eqn.op, AllToAll | RaggedAllToAll)]
-        pairs = [self.place[t.eqn] for t in exchanges]
-        inside = {i for a, b in pairwise(pairs[: len(pairs) // 2 * 2]) if pairs.index(a) % 2 == 0 for i in range(a, b)}
+        layers = list(expert_ranges(self.forward))
+        inside = {i for eqns in layers for i in range(self.place[eqns[0]], self.place[eqns[-1]])}
         whole = sum(t.seconds for t in self.tasks)
-        self.longest = whole / max(1, len(exchanges) // 2)
-        bounds, seconds, now = [0], list[float](), 0.0
+        self.longest = whole / max(1, len(layers))
+        least = self.longest / GROUPS
+        bounds, seconds, now, end = [0], list[float](), 0.0, 0
+
+        def close() -> None:
+            nonlocal now
+            bounds.append(end)
+            seconds.append(now)
+            now = 0.0
+
         for task in sorted(self.tasks, key=lambda t: self.place[t.eqn]):
+            if now and task.seconds > least and end - 1 not in inside:
+                close()
             now += task.seconds
             end = self.place[task.eqn] + 1
-            if now >= self.longest / GROUPS and end - 1 not in inside:
-                bounds.append(end)
-                seconds.append(now)
-                now = 0.0
+            if now >= least and end - 1 not in inside:
+                close()
         if bounds[-1] < len(self.forward):
-            bounds.append(len(self.forward))
-            seconds.append(now)
+            end = len(self.forward)
+            close()
         return bounds, seconds
 
+    def between(self, first: int, last: int) -> Sequence[Eqn]:
+        """The equations of the groups from `first` to before `last`."""
+        return self.forward[self.bounds[first] : self.bounds[last]]
+
     def best(self) -> list[_Range]:
-        """The ranges of the fastest partition of the forward pass, first to last."""
+        """The ranges of the fastest partition of the forward pass, first to last; none longer than a layer's time."""
         total: list[tuple[float, list[_Range]]] = [(0.0, [])]
         for n in range(1, len(self.bounds)):
             options: list[tuple[float, list[_Range]]] = []
@@ -139,53 +121,68 @@ class _Search:
                     break
                 before, ranges = total[i]
                 for parts, seconds in self.times(i, n):
-                    chosen = [] if parts == 1 else [_Range(self.values(i, n), parts)]
+                    chosen = [] if parts == 1 else [_Range(i, n, parts)]
                     options.append((before + seconds, ranges + chosen))
             total.append(min(options, key=lambda one: one[0]))
         return total[-1][1]
 
-    def values(self, i: int, n: int) -> frozenset[Var]:
-        return frozenset(eqn.outs[0] for eqn in self.forward[self.bounds[i] : self.bounds[n]])
+    def merged(self, ranges: Sequence[_Range]) -> list[_Range]:
+        """Neighbouring ranges as one where that is faster: the ends of a pipeline hide nothing."""
+        longer: list[_Range] = []
+        left = list(reversed(ranges))
+        while left:
+            a = left.pop()
+            both = _Range(a.first, left[-1].last, min(a.parts, left[-1].parts)) if left else a
+            if left and self.of_range(both) < self.of_range(a) + sum(
+                self.seconds[a.last : left[-1].first]
+            ) + self.of_range(left[-1]):
+                left.pop()
+                longer.append(both)
+            else:
+                longer.append(a)
+        return longer if len(longer) == len(ranges) else self.merged(longer)
+
+    def of_range(self, one: _Range) -> float:
+        return self.time(self.between(one.first, one.last), one.parts)
 
     def times(self, i: int, n: int) -> Iterator[tuple[int, float]]:
         """P(i, n, k) for k = 1, 2, ..., while more parts are faster."""
-        eqns = self.forward[self.bounds[i] : self.bounds[n]]
-        body = self.body(eqns)
-        last = self.time(body, 1)
+        eqns = self.between(i, n)
+        last = self.time(eqns, 1)
         yield 1, last
-        if not any("all_to_all" in getattr(eqn.op, "name", "") for eqn in eqns):
+        if not any(map(is_exchange, eqns)):
             return
         for parts in range(2, MOST_PARTS + 1):
-            now = self.time(body, parts)
+            now = self.time(eqns, parts)
             yield parts, now
             if now >= last and parts > 2:
                 return
             last = min(last, now)
 
-    def body(self, eqns: Sequence[Eqn]) -> Program:
-        """A range as a program: its inputs are values read from outside, its results are values read outside."""
-        produced = {v for eqn in eqns for v in eqn.outs}
-        ins = dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in produced)
-        mine = set(eqns)
-        read = {v for eqn in self.program.eqns if eqn not in mine for v in eqn.ins} | set(self.program.outs)
-        outs = [v for eqn in eqns for v in eqn.outs if v in read]
-        return self.program.replace(ins=tuple(ins), eqns=tuple(eqns), outs=tuple(outs))
-
-    def time(self, body: Program, parts: int) -> float:
+    def time(self, eqns: Sequence[Eqn], parts: int) -> float:
         """Seconds of a range in parts, overlapped by a list schedule; infinite if it cannot be split that way."""
-        key = parts, tuple((str(eqn.op), tuple(v.type for v in eqn.outs)) for eqn in body.eqns)
+        key = parts, tuple((str(eqn.op), tuple(v.type for v in eqn.outs)) for eqn in eqns)
         if key not in self.known:
-            self.known[key] = self.timed(body, parts)
+            self.known[key] = self.timed(eqns, parts)
         return self.known[key]
 
-    def timed(self, body: Program, parts: int) -> float:
-        if parts > 1:
-            cuts = {v: self.cuts[v] for v in body.ins if v in self.cuts}
-            parts_of_body = split(body, "", parts, cuts, body.eqns)
-            sends = sum("all_to_all" in getattr(eqn.op, "name", "") for eqn in parts_of_body.part)
-            if not sends:
-                return float("inf")
-            body = parts_of_body.program
-        tasks = tasks_of(body, self.machine, self.placement)
-        order = tasks.all if parts == 1 else list_schedule(tasks)
-        return timeline(ledger(ordered(tasks, order)), self.machine, self.placement).seconds
+    def timed(self, eqns: Sequence[Eqn], parts: int) -> float:
+        if parts == 1:
+            tasks = tasks_of(_body(self.program, eqns), self.machine, self.placement)
+            return starts(tasks.all, self.machine.overlap_slowdown)[1]
+        made = split(self.program, "", parts, self.cuts, eqns)
+        if not any(is_exchange(eqn) for eqn in made.part):
+            return float("inf")
+        among = set(eqns)
+        body = _body(made.program, [eqn for eqn in made.program.eqns if made.of[eqn] in among])
+        return staggered(tasks_of(body, self.machine, self.placement), made.part)[1]
+
+
+def _body(program: Program, eqns: Sequence[Eqn]) -> Program:
+    """A range as a program: its inputs are values read from outside, its results are values read outside."""
+    produced = {v for eqn in eqns for v in eqn.outs}
+    ins = dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in produced)
+    mine = set(eqns)
+    read = {v for eqn in program.eqns if eqn not in mine for v in eqn.ins} | set(program.outs)
+    outs = [v for eqn in eqns for v in eqn.outs if v in read]
+    return program.replace(ins=tuple(ins), eqns=tuple(eqns), outs=tuple(outs))

@@ -21,6 +21,7 @@ from .lancet import lancet
 from .late_sends import late_sends
 from .list_schedule import list_schedule
 from .memory_target import MemoryTarget
+from .ranges import expert_ranges, pipelined, reductions_early
 from .reasons import no_parts, no_rings, no_skew
 from .ring_products import faster_rings, ring_products, rings
 from .skew import gathers_ahead, gradients_behind, skew
@@ -31,6 +32,7 @@ from .weight_gradients import dw_schedule
 
 __all__ = ["Planner"]
 
+DEGREES = (2, 4, 8)  # numbers of parts to try for experts, as Tutel does
 STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to try, in units of a collective's time
 NEARLY = 0.9  # cuts whose communication in parts is at least this fraction of the largest are compared by their time
 
@@ -71,9 +73,12 @@ class Planner:
         if mode in ("dw", "auto") and (exchanges or mode == "dw"):
             self.need_exchanges(mode, exchanges)
             yield from self.gradients(mode)
-        if mode in ("lancet", "auto") and (exchanges or mode != "auto"):
+        if mode in ("partition", "lancet", "auto") and (exchanges or mode != "auto"):
             self.need_exchanges(mode, exchanges)
             yield from self.lancet(mode)
+        if mode == "experts":
+            self.need_exchanges(mode, exchanges)
+            yield from self.experts()
         if mode in ("list", "auto"):
             yield "list", self.listed(self.unrolled)
         if mode in ("ring", "auto"):
@@ -106,7 +111,7 @@ class Planner:
         tasks = tasks_of(self.unrolled, self.machine, self.placement)
         order = dw_schedule(tasks)
         if order != list(tasks.all):
-            yield "dw", ordered(tasks, order)
+            yield "dw", ordered(tasks, reductions_early(order))
         elif mode != "auto":
             raise LayoutError(
                 f"overlap={mode!r} has no effect: no weight gradient can move behind an all_to_all\n"
@@ -162,13 +167,32 @@ class Planner:
             raise LayoutError(
                 f"overlap={mode!r}, dim={dim!r} has no effect: nothing runs in parts\n  {reason}\n  leave dim out"
             )
-        plan = lancet(self.unrolled, self.machine, self.placement, self.cut_dims())
+        gradients = mode != "partition"
+        plan = lancet(self.unrolled, self.machine, self.placement, self.cut_dims(), gradients)
         if plan is not None:
             yield plan
         elif mode != "auto":
             raise LayoutError(
-                f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts, "
-                "and no weight gradient can move\n  use overlap='auto', which may choose none"
+                f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts"
+                f"{', and no weight gradient can move' * gradients}\n  use overlap='auto', which may choose none"
+            )
+
+    def experts(self) -> Iterator[tuple[str, Program]]:
+        """Dispatch, experts and combine of each layer in parts of their slots; in 2, 4 and 8 parts if slots divide."""
+        ranges = list(expert_ranges(self.unrolled.eqns))
+        among = {eqn for eqns in ranges for eqn in eqns}
+        dims = [self.request.dim] if self.request.dim is not None else list(dict.fromkeys(self.slot_dims()))
+        cuts = {(n, dim): split(self.unrolled, dim, n, among=among) for n in DEGREES for dim in dims}
+        sending = {key: parts for key, parts in cuts.items() if _bytes_in_parts(parts)}
+        for (n, dim), parts in sending.items():
+            program = pipelined(parts, ranges, self.machine, self.placement)
+            yield f"experts in {n} parts of {dim}", self.in_order(program, lambda tasks: reductions_early(tasks.all))
+        if not sending:
+            reasons = [no_parts(self.unrolled, dim, n, parts) for (n, dim), parts in cuts.items() if n == 2]
+            raise LayoutError(
+                "overlap='experts' has no effect: no all_to_all runs in parts\n"
+                + "".join(f"  {reason}\n" for reason in reasons or ["no dim counts the slots of experts"])
+                + "  use overlap='list', which cuts nothing"
             )
 
     def cut_dims(self) -> list[str]:

@@ -105,7 +105,7 @@ class ProgramInParts(Protocol):
     def divides(self, v: Var, cut: Cut) -> bool: ...
     def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]: ...
     def whole(self, v: Var, reader: Eqn | None = None) -> Var: ...
-    def join(self, pieces: Sequence[Var], v: Var, cut: Cut) -> Var: ...
+    def join(self, pieces: Sequence[Var], out: Var, cut: Cut) -> Var: ...
     def append(self, eqn: Eqn, part: int) -> None: ...
     def in_full(self, eqn: Eqn) -> None: ...
 
@@ -155,7 +155,7 @@ class SlotParts:
         space = self.space_of.get(v)
         if space is not None and space.active and v in space.placed and reader is not None and names_slots(reader, v):
             if v not in space.joined:
-                space.joined[v] = self.splitter.join(space.placed[v], v, Cut(space.over.name, 1))
+                space.joined[v] = self.splitter.join(space.placed[v], dataclasses.replace(v), Cut(space.over.name, 1))
             return space.joined[v]
         if v not in self.held:
             return None
@@ -170,12 +170,12 @@ class SlotParts:
     def sum_of(self, v: Var, held: InSlots) -> Var:
         if held.holder and v is not held.space.inverse.outs[0]:
             raise RefusedError(held.space)
-        eqn, out = held.space.inverse, dataclasses.replace(v)
+        eqn = held.space.inverse
         if held.holder:
-            self.splitter.eqns.append(eqn.replace(ins=tuple(self.whole(i, eqn) or i for i in eqn.ins), outs=(out,)))
+            self.splitter.eqns.append(eqn.replace(ins=tuple(self.whole(i, eqn) or i for i in eqn.ins)))
         else:
-            self.splitter.eqns.append(Eqn(SUM_PARTS, self.splitter.pieces[v], (out,), {}, eqn.where, eqn.backward))
-        return out
+            self.splitter.eqns.append(Eqn(SUM_PARTS, self.splitter.pieces[v], (v,), {}, eqn.where, eqn.backward))
+        return v
 
     def number(self, space: SlotSpace) -> bool:
         """Number the slots of each part of the tokens, if the indices are in parts."""

@@ -47,6 +47,7 @@ class Parts:
     program: Program
     part: Mapping[Eqn, int]  # equation -> number of its part, for equations that compute one part
     equations: int  # number of equations of the original program that run in parts
+    of: Mapping[Eqn, Eqn]  # equation -> equation of the original program whose result, or a part of it, it computes
     ends: tuple[Eqn, ...] = ()  # equations that read a value in parts and need it in full
 
 
@@ -89,7 +90,7 @@ def split(
     splitter = _splitter(program, cuts, parts, None if among is None else set(among), dim)
     after = dce(program.replace(eqns=tuple(splitter.eqns), outs=splitter.outs))
     part = {eqn: splitter.part[eqn] for eqn in after.eqns if eqn in splitter.part}
-    return Parts(after, part, splitter.count, tuple(splitter.ends))
+    return Parts(after, part, splitter.count, splitter.of, tuple(splitter.ends))
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Splitter:
         self.ends: list[Eqn] = []
         self.eqns: list[Eqn] = []
         self.part: dict[Eqn, int] = {}
+        self.of: dict[Eqn, Eqn] = {}
+        self.computes = {v: eqn for eqn in program.eqns for v in eqn.outs}
         self.count = 0
         self.cut: dict[Var, Cut] = {}
         self.pieces: dict[Var, tuple[Var, ...]] = {}
@@ -144,7 +147,16 @@ class Splitter:
     def run(self) -> None:
         for eqn in self.program.eqns:
             self.add(eqn)
+            self.trace(eqn)
         self.outs = tuple(map(self.whole, self.program.outs))
+        self.trace(None)
+
+    def trace(self, eqn: Eqn | None) -> None:
+        """Remember the equation of the program behind the last new ones; a join's is that of its pieces."""
+        for one in self.eqns[len(self.of) :]:
+            joined = self.computes.get(one.ins[-1]) if one.op in (JOIN_PARTS, SUM_PARTS) else None
+            self.of[one] = origin = joined or self.computes.get(one.outs[0]) or eqn or one
+            self.computes.update((v, origin) for v in one.outs)
 
     def append(self, eqn: Eqn, part: int) -> None:
         """Add an equation of one part."""
@@ -157,11 +169,10 @@ class Splitter:
         if of_slots is not None or v not in self.pieces:
             return of_slots or v
         if v not in self.joined:
-            self.joined[v] = self.join(self.pieces[v], v, self.cut[v])
+            self.joined[v] = self.join(self.pieces[v], v, self.cut[v])  # itself: later ranges name it in their cuts
         return self.joined[v]
 
-    def join(self, pieces: Sequence[Var], v: Var, cut: Cut) -> Var:
-        out = dataclasses.replace(v)
+    def join(self, pieces: Sequence[Var], out: Var, cut: Cut) -> Var:
         maker = next((e for e in reversed(self.eqns) if pieces[-1] in e.outs), None)
         where = {} if maker is None else {"where": maker.where, "backward": maker.backward}
         self.eqns.append(Eqn(JOIN_PARTS, tuple(pieces), (out,), {"dim": cut.dim, "chunks": cut.chunks}, **where))

@@ -11,7 +11,8 @@ from ..errors.units import percent, seconds, show_bytes
 
 __all__ = ["MODES", "NO_OVERLAP", "STEPS", "Attempt", "Overlap", "OverlapPlan", "OverlapWindow"]
 
-MODES = ("none", "auto", "dw", "lancet", "list", "ring", "skew", "halves")
+MODES = ("none", "auto", "dw", "partition", "lancet", "experts", "list", "ring", "skew", "halves")
+CHOOSING = ("partition", "lancet", "experts")  # modes that choose the number of parts
 STEPS = ("auto", "flat", "always")  # for collectives in steps
 SHOWN = 20  # `print` shows this many windows, the longest
 
@@ -24,12 +25,16 @@ class Overlap:
 
     - "none": the program's order, which the device's compiler may change;
     - "dw": weight gradients run behind all_to_alls (Jiang et al., 2024, Algorithm 1);
-    - "lancet": "dw", and the forward pass in parts around each all_to_all (their section 5);
+    - "partition": the forward pass in parts around each all_to_all (their section 5);
+    - "lancet": "dw" and "partition";
+    - "experts": only dispatch, experts and combine in parts, as in Tutel (Hwang et al., 2023) and FasterMoE (He et al.,
+      2022);
     - "list": list scheduling of the whole step;
     - "ring": "list", and products read gathered operands block by block (collective matmul);
     - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
-    - "auto": the fastest of these by the timeline.
+    - "auto": the fastest of these by the timeline ("partition" and "experts" are not tried: "lancet" and "halves" cut
+      more).
 
     `dim` defaults to the dim that passes through most of the program. `memory_limit` is in bytes per device (default:
     the machine's memory).
@@ -51,10 +56,10 @@ class Overlap:
             raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if not isinstance(self.parts, int) or self.parts < 2:
             raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
-        if self.dim is not None and self.mode not in ("halves", "lancet", "auto"):
+        if self.dim is not None and self.mode not in ("halves", *CHOOSING, "auto"):
             raise LayoutError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts")
         if self.parts != 2 and self.mode not in ("halves", "auto"):
-            why = "it chooses the number of parts" if self.mode == "lancet" else "nothing is cut into parts"
+            why = "it chooses the number of parts" if self.mode in CHOOSING else "nothing is cut into parts"
             raise LayoutError(f"parts has no effect with overlap={self.mode!r}: {why}")
         if self.mode == "none" and self.memory_limit is not None:
             raise LayoutError("memory_limit has no effect with overlap='none': nothing is moved")

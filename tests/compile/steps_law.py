@@ -115,17 +115,20 @@ def _draw_update(rng: random.Random, data: dict[str, int]) -> dict[str, Any]:
     return options
 
 
+EXCHANGED = ("dw", "partition", "lancet", "experts")  # modes for all_to_alls
+
+
 def _draw_overlap(rng: random.Random, loops: bool, exchanges: bool) -> dict[str, Any]:
     """Options of the overlap; modes that need a loop or an exchange are seldom drawn for models without."""
     if rng.random() < 0.4:
         return {}
-    rare = [*(() if loops else ("skew",)), *(() if exchanges else ("dw", "lancet"))]
-    apt = [m for m in ("skew", "dw", "lancet") if m not in rare]  # as often as the modes that fit every model
+    rare = [*(() if loops else ("skew",)), *(() if exchanges else EXCHANGED)]
+    apt = [m for m in ("skew", *EXCHANGED) if m not in rare]  # as often as the modes that fit every model
     modes = [m for m in MODES[1:] if m not in rare or rng.random() < 0.1]
     options: dict[str, Any] = {"mode": rng.choice(apt if apt and rng.random() < 0.6 else modes)}
     if options["mode"] in ("halves", "auto") and rng.random() < 0.3:
         options["parts"] = rng.choice([2, 3])
-    if options["mode"] in ("halves", "lancet") and rng.random() < 0.4:
+    if options["mode"] in ("halves", "partition", "lancet", "experts") and rng.random() < 0.4:
         options["dim"] = rng.choice(["batch", "length", "slot"])
     return options
 

@@ -23,7 +23,8 @@ from meshdsl.overlap.late_sends import late_sends
 from meshdsl.overlap.list_schedule import list_schedule
 from meshdsl.overlap.one_in_flight import one_in_flight
 from meshdsl.overlap.parts import PART
-from meshdsl.overlap.split import split
+from meshdsl.overlap.ranges import pipelined
+from meshdsl.overlap.split import cuts_along, split
 from meshdsl.overlap.tasks import ordered, tasks_of
 from tests.lowering.maker import Draw
 from tests.lowering.programs import draw, same_bits
@@ -41,6 +42,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
     n = rng.choice([2, 2, 3, 4])
     cut = split(flat, rng.choice(dims), n).program if dims else flat
     yield f"{n} parts", cut
+    yield "ranges", in_ranges(flat, rng.choice(dims), rng) if dims else flat
     for name, one in (("list", flat), ("parts, list", cut)):
         tasks = tasks_of(one, MACHINE, place(MACHINE.network, program.mesh))
         hold = rng.choice([0.0, 1e-4])
@@ -52,6 +54,18 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
         apart = one_in_flight(order, MACHINE, place(MACHINE.network, program.mesh))
         assert not queued(apart)
         yield f"{name}, one in flight, fenced", fence(apart, kernels_with_products(apart))
+
+
+def in_ranges(program: Program, dim: str, rng: Draw) -> Program:
+    """The program with two neighbouring ranges of its equations in parts, each in an order of its own."""
+    first, middle, last = sorted(rng.choice(range(len(program.eqns) + 1)) for _ in range(3))
+    cuts, placement = cuts_along(program, dim, 2), place(MACHINE.network, program.mesh)
+    made = program
+    for eqns in (program.eqns[first:middle], program.eqns[middle:last]):
+        values = {eqn.outs[0] for eqn in eqns if eqn.outs}
+        among = [eqn for eqn in made.eqns if eqn.outs and eqn.outs[0] in values]
+        made = pipelined(split(made, dim, 2, cuts, among), [among], MACHINE, placement)
+    return made
 
 
 def queued(program: Program) -> bool:
@@ -80,6 +94,7 @@ def law(seeds: range) -> Counter[str]:
         for name, one in variants(program, Draw(seed)):
             check(verify(one, name), name)
             assert same_bits(md.simulate(one, *arrays), wanted), f"{name} of seed {seed}: {case!r}"
+            counts["ranges"] += name == "ranges" and any(eqn.op is PART for eqn in one.eqns)
             counts["starts"] += sum(isinstance(eqn.op, Start) for eqn in one.eqns)
             counts["parts"] += sum(eqn.op is PART for eqn in one.eqns)
             counts["fences"] += sum(eqn.op is FENCE for eqn in one.eqns)
@@ -94,6 +109,7 @@ def test_overlap_passes_keep_every_bit_of_random_programs(block: int, capsys: py
     with capsys.disabled():
         print(f"overlap law: {dict(counts)}")
     assert counts["starts"] > n and counts["parts"] > n and counts["fences"] > 0
+    assert counts["ranges"] > n / 4
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from tests.stablehlo import cost_law
 SMALL = {"batch": 8, "length": 8, "layers": 2, "d_model": 16, "heads": 2, "d_head": 8, "d_ff": 32}
 EXPERTS = {"expert_hidden": 32, "vocab": 32, "experts": 8}
 WHERE = ("rows:4", "batch:rows; group:rows; expert:rows")
-MODES = ("dw", "lancet", "list", "halves", "auto")
+MODES = ("dw", "lancet", "experts", "list", "halves", "auto")
 
 
 @cache  # planning and lowering a step takes seconds, and the tests of this file read the same steps
@@ -142,6 +142,8 @@ def test_overlap_refuses_what_has_no_effect(case: str) -> None:
             md.Overlap("list", dim="batch")
         with pytest.raises(md.LayoutError, match="it chooses the number of parts"):
             md.Overlap("lancet", parts=4)
+        with pytest.raises(md.LayoutError, match="it chooses the number of parts"):
+            md.Overlap("experts", parts=4)
         return
     with pytest.raises(md.LayoutError, match=text):
         md.compile(mlp.train_step(), "rows:4", "batch:rows", **options).program(*mlp.specs())

@@ -19,6 +19,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.network import place
+from meshdsl.lowering.asynchrony import Start
 from meshdsl.lowering.program import Program
 from meshdsl.nn import moe
 from meshdsl.overlap.parts import FILLED_PART, PART
@@ -35,7 +36,7 @@ MACHINE = md.machine("a100-p4de:compiled")
 LEVELS = tuple(replace(level, bandwidth=1e10, latency=0.0) for level in MACHINE.network.levels)
 # On a machine without latencies, whose network is slow, ranges of toy size are faster in parts
 SLOW = replace(MACHINE, launch=0.0, network=replace(MACHINE.network, levels=LEVELS, launch=0.0, tables=(), combine={}))
-MODES = ("dw", "lancet", "list", "halves")
+MODES = ("dw", "partition", "lancet", "experts", "list", "halves")
 ROUTERS: dict[str, dict[str, Any]] = {
     "gshard_paper": {"policy": "threshold"},
     "top2": {"policy": "threshold", "threshold": 0.3},
@@ -107,7 +108,7 @@ def plain(
 
 
 def planned(program: Program, mode: str, **options: Any) -> Program:
-    machine = SLOW if mode == "lancet" else MACHINE
+    machine = SLOW if mode in ("partition", "lancet") else MACHINE
     return plan_overlap(program, Overlap(mode, **options), machine, place(machine.network, program.mesh))[0]
 
 
@@ -158,11 +159,37 @@ def test_overlap_keeps_loss_tokens_and_bytes_of_every_router(k: int) -> None:
     program, _, (_, _, dropped, *_) = plain(router)
     assert 0 < dropped.sum() < dropped.size  # the capacity binds
     assert in_two(program, law((router,), "halves"))
-    made = law((router,), ("dw", "list", "lancet", "list")[k % 4])
-    if k % 4 == 2:
+    made = law((router,), ("dw", "experts", "lancet", "list")[k % 4])
+    if k % 4 in (1, 2):
         assert any(eqn.op is PART for eqn in made.eqns)  # a range runs in parts
     if k % 4 == 0:
         law((router, DOUBLE), "halves")
+
+
+def test_experts_cut_dispatch_experts_and_combine_alone() -> None:
+    """In halves of their two slots; the last exchange of the backward pass has no second one."""
+    made = planned(plain("switch")[0], "experts")
+    exchanges = [record.bytes for record in made.collectives if record.kind == "all_to_all"]
+    assert sorted(exchanges) == [256] * 12 + [512]
+    cut = [eqn for eqn in made.eqns if any(d.name == "slot" and d.size == 1 for v in eqn.outs for d in v.dims)]
+    kinds = {str(eqn.op).split(" ")[0] for eqn in cut} - {"start", "wait", "fence"}
+    assert kinds == {"part", "rename", "einsum", "relu", "where"}
+
+
+def test_every_layer_of_the_forward_pass_is_in_a_range() -> None:
+    """Ranges that follow one another are all in parts: the values between them are cut in the second one too."""
+    program = plain("switch")[0]
+    for mode in ("partition", "lancet"):
+        made = planned(program, mode)
+        sends = [eqn for eqn in made.eqns if isinstance(eqn.op, Start) and "all_to_all" in eqn.op.collective.name]
+        assert [eqn.backward for eqn in sends] == [False] * 8 + [True] * 3, mode
+
+
+def test_reductions_start_when_their_gradients_are_complete() -> None:
+    program = plain("switch")[0]
+    made, _ = plan_overlap(program, Overlap("dw"), SLOW, place(SLOW.network, program.mesh))
+    starts = [eqn.op.collective.name for eqn in made.eqns if isinstance(eqn.op, Start) and eqn.backward]
+    assert "all_reduce" in starts[: starts.index("all_to_all", 1)]  # of the last layer's gradients
 
 
 @pytest.mark.slow

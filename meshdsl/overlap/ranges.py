@@ -1,0 +1,104 @@
+"""Ranges of a program in parts: the parts of one range overlap one another, and ranges run one after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from ..cost.machine import Machine
+from ..cost.network import Placement
+from ..ir import Eqn, Var
+from ..lowering.collectives import AllToAll
+from ..lowering.program import Program
+from ..lowering.ragged import RaggedAllToAll
+from .insertion import starts
+from .list_schedule import list_schedule
+from .split import Parts
+from .tasks import Task, Tasks, reorder, tasks_of
+
+__all__ = ["expert_ranges", "is_exchange", "pipelined", "reductions_early", "staggered"]
+
+STAGGER = (0.0, 0.5, 1.0, 2.0)  # delays of later parts to try, in units of a collective's time
+
+
+def is_exchange(eqn: Eqn) -> bool:
+    """True for an all_to_all of values; those of counts of filled slots are none."""
+    return isinstance(eqn.op, AllToAll | RaggedAllToAll) and eqn.outs[0].dtype.kind not in "iu"
+
+
+def expert_ranges(eqns: Sequence[Eqn]) -> Iterator[list[Eqn]]:
+    """For each layer of experts, and each direction: the equations on paths from dispatch to combine, both included.
+
+    They are an all_to_all and the next one that reads its result.
+    """
+    start: Eqn | None = None
+    below, between = set[Var](), list[Eqn]()  # values that depend on the dispatch, and their equations
+    for eqn in eqns:
+        if start is not None and not below.isdisjoint(eqn.ins):
+            below.update(eqn.outs)
+            between.append(eqn)
+            if is_exchange(eqn):
+                yield _that_reach(between)
+                start = None
+        elif start is None and is_exchange(eqn):
+            start, below, between = eqn, set(eqn.outs), [eqn]
+
+
+def _that_reach(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The equations on which the last one depends, and itself."""
+    read, found = set(eqns[-1].outs), list[Eqn]()
+    for eqn in reversed(eqns):
+        if not read.isdisjoint(eqn.outs):
+            read.update(eqn.ins)
+            found.append(eqn)
+    return found[::-1]
+
+
+def pipelined(made: Parts, ranges: Sequence[Collection[Eqn]], machine: Machine, placement: Placement) -> Program:
+    """The program with the equations of each range in list-scheduled order; ranges hold equations before the split."""
+    tasks = tasks_of(made.program, machine, placement)
+    order = list(tasks.all)
+    for among in map(set, ranges):
+        order = _together(tasks, order, {task for task in order if made.of[task.eqn] in among}, made.part)
+    return reorder(made.program, [task.eqn for task in order])
+
+
+def _together(tasks: Tasks, order: list[Task], mine: set[Task], part: Mapping[Eqn, int]) -> list[Task]:
+    """The order with some of its tasks in list-scheduled order, behind all tasks that they need."""
+    if not mine:
+        return order
+    first = next(k for k, task in enumerate(order) if task in mine)
+    needed, stack = set(order[:first]), list(mine)
+    while stack:
+        sources = [source for source in stack.pop().needs if source not in needed and source not in mine]
+        needed.update(sources)
+        stack += sources
+    inner, _ = staggered(Tasks(tasks.program, tasks.machine, tuple(task for task in order if task in mine)), part)
+    before = [task for task in order if task in needed]
+    return [*before, *inner, *(task for task in order if task not in needed and task not in mine)]
+
+
+def staggered(tasks: Tasks, part: Mapping[Eqn, int]) -> tuple[list[Task], float]:
+    """The fastest list schedule of a few delays between the parts, and its seconds; of equal ones, the least delayed.
+
+    Without a delay, the chains of the parts advance together, and wait for the network together.
+    """
+    sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
+    unit = sends[len(sends) // 2] if sends else 0.0
+    best, least = list[Task](), math.inf
+    for hold in dict.fromkeys(factor * unit for factor in STAGGER):
+        order = list_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0))
+        _, end = starts(order, tasks.machine.overlap_slowdown)
+        if end < least:
+            best, least = order, end
+    return best, least
+
+
+def reductions_early(order: Sequence[Task]) -> list[Task]:
+    """The order with every collective that is no all_to_all directly behind the last task that it reads."""
+    moved = {t for t in order if t.sends and not isinstance(t.eqn.op, AllToAll | RaggedAllToAll)}
+    place = {task: (k, k) for k, task in enumerate(order)}
+    for k, task in enumerate(order):
+        if task in moved:
+            place[task] = max((place[source][0] for source in task.needs), default=k), k
+    return sorted(order, key=lambda task: (place[task][0], task in moved, place[task][1]))
