@@ -314,8 +314,7 @@ class Compiled:
         stage 0  F0  F1     B0     B1
         stage 1  -   F0 B0  F1 B1  -
         """
-        self.program(*args, **kwargs)
-        return self._for(args, kwargs)[0].state.schedules
+        return self.program(*args, **kwargs).schedules
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """A `jax.stages.Lowered`, on an abstract mesh if the machine lacks the mesh's devices."""
@@ -359,7 +358,6 @@ class Compiled:
                 mesh=self.mesh,
                 limit=limit,
                 layout=self.layout,
-                schedules=stages.state.schedules,
                 title=getattr(self.function, "__name__", "").replace("<lambda>", ""),
             )
         except MeshdslError as error:

@@ -112,7 +112,7 @@ def _partition(state: PassState, options: Options) -> PassState:
     if state.program is not None:
         return state
     program = partition(state.graph, state.mesh, state.layout, state.results)
-    return dataclasses.replace(state, program=program)
+    return dataclasses.replace(state, program=program.replace(schedules=state.schedules))
 
 
 def _target(options: Options) -> Target:

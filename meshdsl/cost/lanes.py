@@ -45,6 +45,7 @@ class Event:
     lines: tuple[Line, ...]  # ledger lines, for a kernel or a collective
     trips: float  # number of runs
     depth: int  # loop nesting depth
+    ticks: str = ""  # of a pipeline, for its loops
 
     @property
     def where(self) -> Where:
@@ -55,7 +56,7 @@ class Event:
     def name(self) -> str:
         """The operation that names the kernel: the heaviest kind, then the most FLOPs."""
         if isinstance(self.step, LoopStep):
-            return f"{self.step.eqn.op} x{self.step.trips}"
+            return self.ticks or f"{self.step.eqn.op} x{self.step.trips}"
         if isinstance(self.step, Branch):
             return str(self.step.eqn.op)
         ranks = {"matmul": 3, "conv": 3, "collective": 3, "host": 3, "vector": 1, "move": 0}
@@ -273,7 +274,8 @@ class LaneSchedule:
                 total.add(
                     LaneSpan(took, alone, [], times, dict.fromkeys(times, alone) if lane != COMPUTE else {}, item.least)
                 )
-            total.events.append(Event(lane, item.start, took, item.step, lines, 1, depth))
+            ticks = self.ledger.program.ticks(item.step.eqn) if isinstance(item.step, LoopStep) else ""
+            total.events.append(Event(lane, item.start, took, item.step, lines, 1, depth, ticks))
             if item.inner is not None:
                 total.events += [replace(e, start=item.start + e.start) for e in item.inner.events]
         return total

@@ -20,6 +20,7 @@ from ..errors.units import show_bytes
 from ..ir import Because, Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
+from ..pipelines import Schedule
 from .asynchrony import Start
 
 __all__ = ["CollectiveRecord", "Program"]
@@ -48,6 +49,7 @@ class Program(Graph):
 
     mesh: Mesh = field(default_factory=Mesh)
     extents: Extents = field(default_factory=Extents)
+    schedules: tuple[Schedule, ...] = ()  # of its pipelines
 
     def __str__(self) -> str:
         return format_graph(self, self.show, f"program on {self.mesh or 'one device'}", self.note)
@@ -79,14 +81,22 @@ class Program(Graph):
         """The text printed beside an equation.
 
         Beside a collective: its bytes and its cause; beside an attention: why it is not fused; beside an operation
-        whose sharding an `md.shard` decided: that annotation.
+        whose sharding an `md.shard` decided: that annotation; beside a loop of a pipeline: its ticks.
         """
+        if ticks := self.ticks(eqn):
+            return ticks
         if not eqn.sends:
             kernel = eqn.params.get("kernel")  # of an attention; a convolution's is its kernel dims
             reason = kernel.reason if isinstance(kernel, AttentionKernel) else ""
             return str(eqn.cause) if eqn.cause.kind is Because.ANNOTATED else reason
         record = self.record(eqn, 1)
         return f"{record.size}  {record.cause}"
+
+    def ticks(self, eqn: Eqn) -> str:
+        """The ticks that an equation runs, if it is a loop of a pipeline; "" otherwise."""
+        if eqn.scan is None:
+            return ""
+        return next(filter(None, (each.ticks_of(eqn.scan.dim.name) for each in self.schedules)), "")
 
     def local_shape(self, var: Var) -> tuple[int, ...]:
         """The stored sizes of a value on one device."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from ..dims import Dim
 from ..ir import Eqn, Graph, Var, verify, walk
 from ..layouts import Layout, Mesh
@@ -26,15 +28,17 @@ def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, 
         return graph, layout, ()
     names = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims} | set(layout.rules)
     replaced: dict[Eqn, Graph] = {}
+    schedules: list[Schedule] = []
     rules = dict(layout.rules)
     for loop in found:
         dims = _dims(loop, names, layout)
         rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
+        schedules.append(dataclasses.replace(loop.schedule, loops=tuple(dim.name for dim in dims.ticks)))
         types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
             replaced[loop.eqn] = trace(lambda *xs, loop=loop, dims=dims: run_ticks(loop, xs, dims), types)[0]
     graph = simplify(verify(_with(graph, replaced), "pipeline"))
-    return graph, Layout(rules, overrides=layout.overrides), tuple(loop.schedule for loop in found)
+    return graph, Layout(rules, overrides=layout.overrides), tuple(schedules)
 
 
 def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:

@@ -25,6 +25,7 @@ class Schedule:
 
     stages: int
     microbatches: int
+    loops: tuple[str, ...] = ()  # names of the dims of its loops in a program: forward passes, both, backward passes
 
     @property
     def delay(self) -> int:
@@ -50,6 +51,21 @@ class Schedule:
     def bubble(self) -> float:
         """The fraction of a step in which a stage computes nothing of use."""
         return bubble(self.stages, self.microbatches)
+
+    def ticks_of(self, loop: str) -> str:
+        """The ticks that a loop of the program runs, by the name of its dim; "" for another loop.
+
+        >>> Schedule(4, 16, loops=("fill", "steady", "drain")).ticks_of("steady")
+        'ticks 3 to 18: forward and backward'
+        """
+        lengths = (self.warm, self.microbatches, self.warm)
+        passes = ("forward", "forward and backward", "backward")
+        first = 0
+        for name, length, what in zip(self.loops, lengths, passes, strict=False):
+            if name == loop:
+                return f"ticks {first} to {first + length - 1}: {what}" if length > 1 else f"tick {first}: {what}"
+            first += length
+        return ""
 
     def to_dict(self) -> dict[str, float]:
         """Plain values for JSON."""

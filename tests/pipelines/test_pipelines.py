@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,27 @@ def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages
         assert printed == Counter({f"{kind}{i}": stages for kind in "FB" for i in range(microbatches)})
         busy = sum(len(line) for line in text_of(schedule)) / (2 * stages * (microbatches + stages - 1))
         assert busy == pytest.approx(1 - schedule.bubble)
+
+
+def test_the_picture_the_text_and_the_timeline_of_a_program_name_its_ticks():
+    plan = md.Plan("stages:4", "layer:stages", microbatches=8)
+    compiled = md.compile(SMALL.train_step(), plan=plan)
+    program = compiled.program(*SMALL.specs())
+    (schedule,) = program.schedules
+    loops = ["ticks 0 to 2: forward", "ticks 3 to 10: forward and backward", "ticks 11 to 13: backward"]
+    assert [line.rpartition("  ")[2] for line in str(program).splitlines() if "  tick" in line] == loops
+    events = compiled.cost(*SMALL.specs()).timeline.events
+    assert [event.name for event in events if event.name in loops] == loops
+    drawn = [
+        "".join(each.itertext()) for each in ET.fromstring(md.show(program).svg).iter() if each.tag.endswith("text")
+    ]
+    assert [words for words in drawn if words in loops] == loops
+    assert Counter(x for x in drawn if x[:1] in "FB" and x[1:].isdigit()) == Counter(
+        unit for line in text_of(schedule) for unit in line
+    )
+    assert any("bubble 3 of 11 ticks, 27 %" in words for words in drawn)
+    large = md.show(program.replace(schedules=(Schedule(64, 512),))).svg
+    assert len(large) < 300_000 and "stage 63" in large
 
 
 REAL = {name: getattr(ticks, name) for name in ("shift",)}

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from ...ir import Var
 from ...layouts import Layout, Mesh
 from ...lowering import Program
-from ...pipelines import Schedule
 from ..ledger import ledger
 from ..machine import Machine
 from ..machine import machine as machine_named
@@ -32,13 +31,12 @@ def cost(
     layout: Layout | None = None,
     title: str = "",
     mesh: Mesh | None = None,
-    schedules: tuple[Schedule, ...] = (),
 ) -> Report:
     """Compute the cost of a program on a machine, without devices and without arrays.
 
     It is the program that the machine's compiler gets (`Target.passes`).
     `donated` are inputs whose buffers results may reuse. `limit` is the memory of one device in bytes (default: the
-    machine's). `mesh` is the requested mesh, if it differs from the program's; `schedules` are those of its pipelines.
+    machine's). `mesh` is the requested mesh, if it differs from the program's.
     Raises `LayoutError` if the mesh is larger than the machine, `MachineError` for an unknown machine.
     """
     machine = machine if isinstance(machine, Machine) else machine_named(machine)
@@ -55,5 +53,4 @@ def cost(
         limit=machine.hbm if limit is None else limit,
         mesh=mesh,
         text=analysis,
-        schedules=schedules,
     )

@@ -15,7 +15,6 @@ from ...errors.units import seconds as show_seconds
 from ...errors.units import show_bytes
 from ...layouts import Layout, Mesh
 from ...lowering import Program
-from ...pipelines import Schedule
 from ...targets.fusion import Kernel, Step
 from ..comm_groups import CommGroup, dims_of, record_of
 from ..ledger import Ledger, Line
@@ -54,7 +53,6 @@ class Report:
     mesh: Mesh  # the requested mesh; if groups share an update, the program's mesh may split an axis in two
     text: Callable[[Report], str]  # the function behind `print`
     work: Work | None = None  # what the step does, if known
-    schedules: tuple[Schedule, ...] = ()  # of the pipelines
     budget: Budget | None = None  # to an amount of tokens, if asked for
 
     @property
@@ -219,7 +217,7 @@ class Report:
                 "exposed": self.exposed,
                 "utilisation": self.utilisation,
                 "rates": self._rates(),
-                "pipelines": [each.to_dict() for each in self.schedules],
+                "pipelines": [each.to_dict() for each in self.program.schedules],
                 "flops": self.flops,
                 "hbm_bytes": self.hbm_bytes,
                 "wire_bytes": self.wire_bytes,

@@ -73,7 +73,7 @@ def summary(report: Report) -> str:
         ),
         *([("rate", _rate(report))] if report.rates else []),
         ("sends", f"{most}{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
-        *(("bubble", _bubble(each)) for each in report.schedules),
+        *(("bubble", _bubble(each)) for each in report.program.schedules),
         ("bound by", binding),
         *(("note", note) for note in _notes(report)),
     ]

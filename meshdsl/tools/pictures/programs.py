@@ -22,6 +22,7 @@ from .frames import Frame, hatched
 from .grid import Grid
 from .picture import Picture, drawing
 from .steps import Compute, Enter, Leave, SendMark, Step, folded, steps
+from .ticks import tick_table
 
 __all__ = ["MOST", "program_picture"]
 
@@ -90,6 +91,10 @@ class _ProgramPicture:
         title = f"program on {self.program.mesh or 'one device'}: {number}"
         parts = [self._heading(number), self._mesh_label()]
         y = 78.0 + self._label_height
+        for schedule in self.program.schedules:
+            drawn, height = tick_table(schedule, 44, y, WIDTH - 64)
+            parts.append(drawn)
+            y += height
         opened: list[float] = []
         for step in self.steps:
             drawn, height = self._step(step, y)

@@ -40,7 +40,8 @@ def show(
     model's layout fits each of its tensors. A `md.Sharding` in place of the layout can also be partial. Between two
     devices, `=` joins copies, `+` joins terms of a partial sum, and a dotted line separates different blocks.
 
-    A program is drawn in order, at most `most` collectives of it; the picture says how many it leaves out.
+    A program is drawn in order, at most `most` collectives of it; the picture says how many it leaves out. Above them
+    is the table of ticks of each pipeline.
     `picture.svg` is the text, and `picture.save(path)` writes it. Raises `LayoutError` for an illegal layout.
     """
     if isinstance(value, Compiled):

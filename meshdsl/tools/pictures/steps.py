@@ -85,7 +85,7 @@ def steps(program: Program, graph: Graph | None = None, depth: int = 0, trips: i
         if eqn.sends:
             yield SendMark(eqn, program.record(eqn, trips), depth)
         for key, sub in inner:
-            yield Enter(_title(eqn, key), depth)
+            yield Enter(program.ticks(eqn) or _title(eqn, key), depth)
             yield from steps(program, sub, depth + 1, trips * eqn.trips)
             yield Leave(depth)
     if waiting:
