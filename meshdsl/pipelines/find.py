@@ -7,6 +7,7 @@ that computes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -200,34 +201,53 @@ def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
 
 
 def _terms(loop: Scan, forward: Eqn, backward: Eqn, levels: dict[Var, Level]) -> tuple[Terms, ...]:
-    leaves = [_leaves(loop, i) for i in range(loop.carries)]
-    counts: dict[Var, int] = {}
-    for v in [v for eqn in loop.body.eqns for v in eqn.ins]:
-        counts[v] = counts.get(v, 0) + 1
-    there, producers = loop_of(backward), {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
-    apart = {
-        v
-        for i, v in enumerate(backward.outs[: there.carries])
-        if counts.get(v) == 1
-        and _is_zero(backward.ins[there.consts + i], producers)
-        and running_sum(there.body, there.body.ins[there.consts + i], there.body.outs[i]) is not None
-    }
-    rows = backward.outs[there.carries :]
-    own = {v for v in rows if any(v in each for each in leaves)}
-    for v in rows:
-        if counts.get(v, 0) != (v in own):
-            reader = next(e for e in loop.body.eqns if v in e.ins and e.op is not ADD)
-            dims = f"gradient {show(v.dims)} of its layers"
-            raise _refused(reader, there.dim, f"{reader.op} reads the {dims} before the micro-batches are added up")
+    leaves, there = [_leaves(loop, i) for i in range(loop.carries)], loop_of(backward)
+    rows = _summed_rows(loop, backward, {v for each in leaves for v in each})
+    carries = _summed_carries(loop, backward)
+    numbers = {v: i for i, v in enumerate(backward.outs)}
 
     def split(each: list[Var]) -> Terms:
-        numbers = {v: i for i, v in enumerate(backward.outs)}
-        plain = [v for v in each if v not in own and v not in apart]
+        plain = [v for v in each if v not in rows and v not in carries]
         return Terms(
-            tuple(numbers[v] - there.carries for v in each if v in own),
-            tuple(numbers[v] for v in each if v in apart),
+            tuple(numbers[v] - there.carries for v in each if v in rows),
+            tuple(numbers[v] for v in each if v in carries),
             tuple(v for v in plain if levels[v] < Level.AFTER),
             tuple(v for v in plain if levels[v] is Level.AFTER),
         )
 
     return tuple(split(each) for each in leaves)
+
+
+def _summed_rows(loop: Scan, backward: Eqn, leaves: set[Var]) -> set[Var]:
+    """The gradients of the layers' weights: stacked results of the backward loop that are terms of a sum.
+
+    Raises `LayoutError` for a stacked result that something else reads.
+    """
+    there = loop_of(backward)
+    _, rows = there.results(backward.outs)
+    counts = _reads(loop)
+    for v in rows:
+        if counts[v] != (v in leaves):
+            reader = next(e for e in loop.body.eqns if v in e.ins and e.op is not ADD)
+            dims = f"gradient {show(v.dims)} of its layers"
+            raise _refused(reader, there.dim, f"{reader.op} reads the {dims} before the micro-batches are added up")
+    return leaves.intersection(rows)
+
+
+def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:
+    """The last carries of the backward loop that are sums over layers, from zero: gradients of shared weights."""
+    there, counts = loop_of(backward), _reads(loop)
+    producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
+    (last, _), (_, first, _) = there.results(backward.outs), there.inputs(backward.ins)
+    (after, _), (_, before, _) = there.results(there.body.outs), there.inputs(there.body.ins)
+    each = zip(last, first, before, after, strict=True)
+    return {
+        v
+        for v, start, x, y in each
+        if counts[v] == 1 and _is_zero(start, producers) and running_sum(there.body, x, y) is not None
+    }
+
+
+def _reads(loop: Scan) -> Counter[Var]:
+    """How often the equations of a body read each value."""
+    return Counter(v for eqn in loop.body.eqns for v in eqn.ins)

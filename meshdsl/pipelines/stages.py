@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..control import SCAN
 from ..control.batching import batched
 from ..dims import Dim
-from ..ir import Eqn, Type
+from ..ir import Eqn, Scan, Type
 from ..ops.dynamic import dynamic_update_slice
 from ..ops.elementwise import where
 from ..ops.indexing import iota, take
@@ -100,47 +100,68 @@ def run_stages(
     `ins` are the operands of `eqn`: constants and carries may have the dim `stage`, rows are [stage inner ...]. Rows
     that are `read` from rings are missing in `ins`. The loop reads and writes a ring in place, one layer at a time.
     """
-    loop, first = loop_of(eqn), [each.first for each in (read, written) if each is not None]
-    reads, writes = (each.rows if each is not None else {} for each in (read, written))
-    kept = [i for i in range(len(loop.body.ins) - loop.consts - loop.carries) if i not in reads]
-    uneven = dims.padded > dims.layer.size
+    consts, carries, rows = loop_of(eqn).inputs(ins)
     number = iota(dims.inner)
-    there = [broadcast(iota(dims.stage) * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size]
-    consts, carries, rows = loop.inputs(ins)
-    groups = [
-        consts,
-        first,
-        list(reads.values()),
-        carries,
-        list(writes.values()),
-        rows,
-        [number],
-        there if uneven else [],
-    ]
-    sizes = [len(group) for group in groups]
+    rows = [*rows, number]
+    if dims.padded > dims.layer.size:
+        here = broadcast(iota(dims.stage) * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size
+        rows.append(here)
+    kept = [each for each in (read, written) if each is not None]
+    consts = [*consts, *(each.first for each in kept), *(read.rows.values() if read else ())]
+    carries = [*carries, *(written.rows.values() if written else ())]
+    ins, n, m = [*consts, *carries, *rows], len(consts), len(carries)
+    one_layer = _Layer(loop_of(eqn), dims.padded > dims.layer.size, read, written)
+    types = [_type_of(x, dims.stage) for x in ins]
+    row_types = [_type_of(x, dims.stage, dims.inner) for x in rows]
+    body = trace(lambda *xs: one_layer.run(xs[:n], xs[n : n + m], xs[n + m :]), [*types[: n + m], *row_types])[0]
+    control = dataclasses.replace(loop_of(eqn), dim=dims.inner, body=body, consts=n, carries=m)
+    one = trace(lambda *xs: list(bind(SCAN, *xs, control=control)), types)[0]
+    outs = [staged(x, dims.stage) for x in batched(one, ins, dims.stage)]
+    last = loop_of(eqn).carries
+    return outs[:last], outs[m:], outs[last:m]
 
-    def step(*xs: Tensor) -> list[Tensor]:
-        rest = iter(xs)
-        consts, first, old, carries, rings, rows, (number,), present = ([next(rest) for _ in range(n)] for n in sizes)
-        by_number = dict(zip(kept, rows, strict=True))
-        by_number |= {i: _at(x, first[0] + number) for i, x in zip(reads, old, strict=True)}
-        outs = evaluate(loop.body, [*consts, *carries, *(by_number[i] for i in sorted(by_number))])
+
+def _type_of(x: Tensor, *apart: Dim) -> Type:
+    return Type(tuple(d for d in x.dims if d not in apart), x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """One trip of a loop over the layers of a stage, whose rows may be in rings."""
+
+    loop: Scan
+    uneven: bool
+    read: Rings | None
+    written: Rings | None
+
+    def run(self, consts: Sequence[Tensor], carries: Sequence[Tensor], rows: Sequence[Tensor]) -> list[Tensor]:
+        """The carries, the rings and the rows after the layer.
+
+        `consts` are the loop's, the first row of each ring, and the rings that are read; `carries` are the loop's and
+        the rings that are written; `rows` are the loop's that are not in rings, the number of the layer in its stage,
+        and, if `uneven`, whether the stage has such a layer.
+        """
+        loop, present = self.loop, rows[-1] if self.uneven else None
+        *rows, number = rows[:-1] if self.uneven else rows
+        before, rings = carries[: loop.carries], carries[loop.carries :]
+        outs = evaluate(
+            loop.body, [*consts[: loop.consts], *before, *self._all_rows(consts[loop.consts :], rows, number)]
+        )
         after, new = loop.results(outs)
-        if present:
-            after = [where(present[0], x, before) for x, before in zip(after, carries, strict=True)]
-        rings = [_with_row(x, new[i], first[-1] + number) for i, x in zip(writes, rings, strict=True)]
+        if present is not None:
+            after = [where(present, x, old) for x, old in zip(after, before, strict=True)]
+        if self.written is not None:
+            first = consts[loop.consts + (self.read is not None)]
+            rings = [_with_row(x, new[i], first + number) for i, x in zip(self.written.rows, rings, strict=True)]
         return [*after, *rings, *new]
 
-    def type_of(x: Tensor, *apart: Dim) -> Type:
-        return Type(tuple(d for d in x.dims if d not in (dims.stage, *apart)), x.dtype)
-
-    n, m = len(consts) + len(first) + len(reads), loop.carries + len(writes)
-    ins = [x for group in groups for x in group]
-    body = trace(step, [type_of(x, *((dims.inner,) if i >= n + m else ())) for i, x in enumerate(ins)])[0]
-    control = dataclasses.replace(loop, dim=dims.inner, body=body, consts=n, carries=m)
-    one = trace(lambda *xs: list(bind(SCAN, *xs, control=control)), [type_of(x) for x in ins])[0]
-    outs = [staged(x, dims.stage) for x in batched(one, ins, dims.stage)]
-    return outs[: loop.carries], outs[m:], outs[loop.carries : m]
+    def _all_rows(self, rings: Sequence[Tensor], rows: Sequence[Tensor], number: Tensor) -> list[Tensor]:
+        """The loop's rows in order; those in the ring at `rings[0]` and further are read there."""
+        if self.read is None:
+            return list(rows)
+        first, old, rest = rings[0], rings[1 + (self.written is not None) :], iter(rows)
+        there = {i: _at(x, first + number) for i, x in zip(self.read.rows, old, strict=True)}
+        return [there[i] if i in there else next(rest) for i in range(len(rows) + len(there))]
 
 
 def _at(ring: Tensor, number: Tensor) -> Tensor:
