@@ -37,6 +37,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "errors": (
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
     ),
+    "errors.no_effect": ("NoEffectError", "NoEffectWarning"),
     "dims": ("Dim", "dims"),
     "trace.tensors": ("Tensor",),
     "trace.arguments": ("spec", "tensor"),

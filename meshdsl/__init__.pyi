@@ -39,6 +39,8 @@ from .errors import MeshdslError as MeshdslError
 from .errors import SaveError as SaveError
 from .errors import ShapeError as ShapeError
 from .errors import TraceError as TraceError
+from .errors.no_effect import NoEffectError as NoEffectError
+from .errors.no_effect import NoEffectWarning as NoEffectWarning
 from .jax_functions.local import local as local
 from .jax_functions.map import map as map
 from .layouts import Layout as Layout

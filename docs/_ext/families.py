@@ -66,6 +66,7 @@ TITLES = {
     "train.weights": "Weights of other programs",
     "workload": "Workloads",
     "errors": "Errors",
+    "errors.no_effect": "Errors",
 }  # names of other modules are listed under the module's name, so that no public name is missing
 
 

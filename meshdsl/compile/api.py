@@ -39,6 +39,7 @@ def compile(
     machine: Machine | str | os.PathLike[str] | None = None,
     unroll: bool = False,
     steps: str = "auto",
+    strict: bool = True,
 ) -> Compiled:
     """Compile `f` to one SPMD program on a mesh, under a layout.
 
@@ -84,13 +85,14 @@ def compile(
     chips in one) is sent. "auto": in steps, one for each level, where the step is faster by the cost model. "always":
     wherever it can be. "flat", and without a `machine`: as one collective.
 
-    Raises `LayoutError` before anything runs: for an illegal layout, and for options without effect ("sharded" where
-    nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing, a machine that decides
-    nothing).
+    Raises `LayoutError` before anything runs: for an illegal layout, and, as `md.NoEffectError`, for options without
+    effect ("sharded" where nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing,
+    a machine that decides nothing). With `strict=False`, they are dropped with a `md.NoEffectWarning`, so that a sweep
+    over options runs to its end.
     """
     try:
         step, unplanned = plan or Plan(microbatches=microbatches), f
-        f = planned(f, step)
+        f = planned(f, step, strict)
         if plan is not None:
             _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
@@ -116,7 +118,9 @@ def compile(
         if updates.group is not None:
             group_of(mesh, updates.group)
         fixed = static_names(f, static)
-        options = Options(updates, unroll, windows, cost_machine, check_kernel(attention_kernel), steps=steps)
+        options = Options(
+            updates, unroll, windows, cost_machine, check_kernel(attention_kernel), steps=steps, strict=strict
+        )
     except MeshdslError as error:
         raise at(error, caller()) from None
     donated = (donate,) if isinstance(donate, int) else donate

@@ -20,6 +20,7 @@ from ..cost.report.evaluate import cost as report
 from ..cost.report.report import Report
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
 from ..errors.markup import page_part
+from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
@@ -76,17 +77,18 @@ def _has_slow_axis(options: Options, mesh: Mesh) -> bool:
 
 
 def _check_machine(options: Options, traced: Traced, mesh: Mesh) -> None:
-    """Raise `LayoutError` if the machine decides nothing."""
+    """Raise `NoEffectError`, or warn, if the machine decides nothing."""
     updates, plan = options.weight_update.mode, options.overlap.mode
     if options.machine is None or traced.target.read or _has_choice(options, traced.begun[-1].graph):
         return
     if updates != "auto" and plan == "none" and options.steps != "always" and not _has_slow_axis(options, mesh):
-        raise LayoutError(
+        error = NoEffectError(
             f"machine={options.machine.name!r} has no effect with weight_update={updates!r} and overlap={plan!r}\n"
             "  it decides what 'auto' leaves open, when things overlap, and which collectives are in steps\n"
             "  the mesh has no slow axis on it, and this model does not ask md.platform()\n"
             "  to cost a program, give it to .cost()"
         )
+        no_effect(error, options.strict)
 
 
 class Compiled:

@@ -16,6 +16,7 @@ from ..cost.machine import Machine
 from ..cost.network import place
 from ..errors import LayoutError
 from ..errors.deadline import check_deadline
+from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
 from ..lowering import Program
@@ -51,6 +52,7 @@ class Options:
     platform: str = ""  # for which the kernels of attentions are chosen; "": that of JAX's default backend
     steps: str = "auto"  # how collectives over several levels of the machine's network are sent
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
+    strict: bool = True  # an option without effect is an error; otherwise a warning
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _unroll(program: Program, options: Options) -> Program:
         return program
     unrolled = unroll(program)
     if unrolled is program:
-        raise LayoutError(
+        raise NoEffectError(
             "unroll=True has no effect: no loop over a dim (md.scan, md.layers) is stored without padding\n"
             "  leave unroll out"
         )
@@ -232,14 +234,18 @@ def run(
 ) -> tuple[PassState, tuple[Stage, ...]]:
     """The state after all passes, and every stage. `partitioned` is the result of partition, if it is known.
 
-    Raises `LayoutError` for an illegal layout and for options without effect, and `InternalError`, naming the pass, if
-    a pass returns an invalid graph or program.
+    A pass whose option has no effect is left out, with a warning unless `options.strict`. Raises `LayoutError` for an
+    illegal layout, `NoEffectError` for options without effect, and `InternalError`, naming the pass, if a pass returns
+    an invalid graph or program.
     """
     state = PassState(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh), partitioned)
     stages = list(begun)
     for compiler_pass in _passes(options):
         check_deadline()
-        state = compiler_pass.run(state, options)
+        try:
+            state = compiler_pass.run(state, options)
+        except NoEffectError as error:
+            no_effect(error, options.strict)
         current: Graph = state.graph if state.program is None else state.program
         changed = current is not stages[-1].graph
         if changed:

@@ -20,6 +20,7 @@ from ..cost.machine import PACKAGED, Machine, users_folders
 from ..cost.report.files import write_text
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
+from ..errors.no_effect import NoEffectError, no_effect
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
@@ -52,7 +53,8 @@ class Plan:
     those of `md.compile`, and so is `steps`. `machine` decides what "auto" leaves open, and the order of an overlap
     plan.
 
-    Raises `LayoutError` for values that are not available, and for a machine that decides nothing.
+    Raises `LayoutError` for values that are not available, and `md.NoEffectError` for a machine that decides nothing;
+    with `strict=False` it is dropped with a `md.NoEffectWarning`.
     """
 
     mesh: Mesh
@@ -78,6 +80,8 @@ class Plan:
         unroll: bool = False,
         steps: str = "auto",
         machine: str | None = None,
+        *,
+        strict: bool = True,
     ):
         values = {
             "mesh": Mesh(mesh),
@@ -94,10 +98,12 @@ class Plan:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         if machine is not None and not self.may_use_machine:
-            raise LayoutError(
+            error = NoEffectError(
                 f"machine={machine!r} decides nothing in this plan\n"
                 "  it is for weight_update='auto', an overlap, and collectives in steps over several axes; leave it out"
             )
+            no_effect(error, strict)
+            object.__setattr__(self, "machine", None)
 
     @property
     def needs_machine(self) -> bool:
@@ -209,8 +215,8 @@ class PlanDiff:
         return "\n".join(lines) or "the plans are equal"
 
 
-def planned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
-    """The function with the plan's knobs of the step filled in; raises `LayoutError` if it does not take one of them.
+def planned(f: Callable[..., Any], plan: Plan, strict: bool = True) -> Callable[..., Any]:
+    """The function with the plan's knobs of the step filled in; a knob that it does not take has no effect.
 
     >>> import meshdsl as md
     >>> def step(x, *, microbatches=1):
@@ -222,13 +228,15 @@ def planned(f: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     if not knobs:
         return f
     name = getattr(f, "__name__", type(f).__name__)
-    for knob in knobs:
+    for knob in list(knobs):
         if not takes(f, knob):
-            raise LayoutError(
+            error = NoEffectError(
                 f"the plan has {knob}={knobs[knob]!r}, and {name} does not take {knob}\n"
                 f"  a step takes it as a keyword argument: def {name}(params, batch, *, {knob}=...)\n"
                 f"  the step of a workload, workload.train_step(), takes it; or leave {knob} out of the plan"
             )
+            no_effect(error, strict)
+            del knobs[knob]
 
     @functools.wraps(f)
     def step(*args: Any) -> Any:

@@ -21,7 +21,8 @@ from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes
 from ..cost.timeline import timeline
 from ..dims import Dim, Shape
-from ..errors import InternalError, LayoutError
+from ..errors import InternalError
+from ..errors.no_effect import NoEffectError
 from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, walk
 from ..layouts import Sharding
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
@@ -83,7 +84,7 @@ def in_steps(program: Program, mode: str, machine: Machine, placement: Placement
     all_gather ('gpu',) 4096 sum over 'batch' of sum, in steps: 'node' is slow on h100
 
     In "auto" a collective is taken in steps if these need less time by the network's formulas and tables, and the
-    program is only changed if its timeline is shorter. Raises `LayoutError` if "always" changes nothing.
+    program is only changed if its timeline is shorter. Raises `NoEffectError` if "always" changes nothing.
     """
     levels = levels_of(placement)
     if mode == "auto" and not _spans_levels(program, levels):
@@ -94,7 +95,7 @@ def in_steps(program: Program, mode: str, machine: Machine, placement: Placement
         return stepped if _seconds(stepped, machine, placement) < _seconds(program, machine, placement) else program
     if not rewriter.taken:
         reasons = Counter(rewriter.reasons) or Counter([_no_slow_axis(placement)])
-        raise LayoutError(
+        raise NoEffectError(
             "steps='always' has no effect: no collective can be in steps"
             + "".join(f"\n  {reason}{f' ({n} times)' if n > 1 else ''}" for reason, n in reasons.items())
             + "\n  use steps='auto', which takes steps only where they are faster, or leave steps out"

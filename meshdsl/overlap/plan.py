@@ -16,6 +16,7 @@ from ..cost.network import Placement
 from ..cost.timeline import Timeline, timeline
 from ..errors import LayoutError
 from ..errors.deadline import check_deadline
+from ..errors.no_effect import NoEffectError
 from ..errors.units import show_bytes
 from ..ir import Fuses, Op, Var
 from ..lowering.asynchrony import Start
@@ -37,7 +38,8 @@ def plan_overlap(
 ) -> tuple[Program, OverlapPlan]:
     """The program in the planned order, with fences, and the plan.
 
-    Raises `LayoutError` if the mode has no effect in this program, and if its plan exceeds the memory limit.
+    Raises `NoEffectError` if the mode has no effect in this program, and `LayoutError` if its plan exceeds the memory
+    limit.
     """
     limit = machine.hbm if request.memory_limit is None else request.memory_limit
 
@@ -52,7 +54,7 @@ def plan_overlap(
         if request == Overlap("auto", memory_limit=request.memory_limit):
             return program, OverlapPlan(request.mode, machine.name, "none", (plain[0],))
         kinds = ", ".join(machine.asynchronous) or "none"
-        raise LayoutError(
+        raise NoEffectError(
             f"overlap={request.mode!r} has no effect: the program sends nothing that {machine.name} can overlap\n"
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
@@ -75,7 +77,7 @@ def plan_overlap(
     ]
     chosen = _best(request, candidates)
     if request.mode != "auto" and not _overlaps(chosen[1]):
-        raise LayoutError(
+        raise NoEffectError(
             f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
             "  use overlap='auto', which may choose none"
         )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..errors import LayoutError
 from ..errors.deadline import check_deadline
+from ..errors.no_effect import NoEffectError
 from ..errors.units import seconds
 from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
@@ -95,7 +95,7 @@ class Planner:
 
     def need_exchanges(self, mode: str, exists: bool) -> None:
         if not exists:
-            raise LayoutError(
+            raise NoEffectError(
                 f"overlap={mode!r} has no effect: the program has no all_to_all that runs beside computation on "
                 f"{self.machine.name}, which it is about\n"
                 "  use overlap='list' or 'halves', which move every kind of collective"
@@ -113,7 +113,7 @@ class Planner:
         if order != list(tasks.all):
             yield "dw", ordered(tasks, reductions_early(order))
         elif mode != "auto":
-            raise LayoutError(
+            raise NoEffectError(
                 f"overlap={mode!r} has no effect: no weight gradient can move behind an all_to_all\n"
                 "  use overlap='list', which moves every kind of computation"
             )
@@ -137,7 +137,7 @@ class Planner:
             elif mode == "ring":
                 yield f"{len(all_rings)} rings", self.listed(ring_products(self.unrolled, all_rings))
         elif mode == "ring":
-            raise LayoutError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
+            raise NoEffectError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
 
     def skewed(self, mode: str) -> Iterator[tuple[str, Program]]:
         """Skewed loops: gathers ahead, gradients behind, and both where different loops allow them."""
@@ -156,7 +156,7 @@ class Planner:
                 self.program, lambda scan: gradients_behind(scan) or gathers_ahead(scan), body
             )
         if not programs and mode != "auto":
-            raise LayoutError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
+            raise NoEffectError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
         for name, one in programs.items():
             yield name, self.in_order(self.combined(one), list_schedule)
 
@@ -164,7 +164,7 @@ class Planner:
         dim = self.request.dim
         if dim is not None and not cuts_along(self.unrolled, dim, 2):
             reason = no_parts(self.unrolled, dim, 2, split(self.unrolled, dim, 2))
-            raise LayoutError(
+            raise NoEffectError(
                 f"overlap={mode!r}, dim={dim!r} has no effect: nothing runs in parts\n  {reason}\n  leave dim out"
             )
         gradients = mode != "partition"
@@ -172,7 +172,7 @@ class Planner:
         if plan is not None:
             yield plan
         elif mode != "auto":
-            raise LayoutError(
+            raise NoEffectError(
                 f"overlap={mode!r} has no effect: no range around an all_to_all is faster in parts"
                 f"{', and no weight gradient can move' * gradients}\n  use overlap='auto', which may choose none"
             )
@@ -189,7 +189,7 @@ class Planner:
             yield f"experts in {n} parts of {dim}", self.in_order(program, lambda tasks: reductions_early(tasks.all))
         if not sending:
             reasons = [no_parts(self.unrolled, dim, n, parts) for (n, dim), parts in cuts.items() if n == 2]
-            raise LayoutError(
+            raise NoEffectError(
                 "overlap='experts' has no effect: no all_to_all runs in parts\n"
                 + "".join(f"  {reason}\n" for reason in reasons or ["no dim counts the slots of experts"])
                 + "  use overlap='list', which cuts nothing"
@@ -224,7 +224,7 @@ class Planner:
             slots = next(self.slot_dims(), None)
             other = "another dim" if slots is None or slots in dict(cuts) else f"dim={slots!r}"
             reasons = [no_parts(self.unrolled, dim, n, parts) for dim, parts in cuts] or ["the program reads no data"]
-            raise LayoutError(
+            raise NoEffectError(
                 f"overlap={mode!r} has no effect: no collective runs in {n} parts\n"
                 + "".join(f"  {reason}\n" for reason in reasons)
                 + f"  use {other}, or overlap='list', which cuts nothing"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from ..errors import LayoutError, nearest
 from ..errors.markup import titled
+from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.units import percent, seconds, show_bytes
 
 __all__ = ["MODES", "NO_OVERLAP", "STEPS", "Attempt", "Overlap", "OverlapPlan", "OverlapWindow"]
@@ -43,26 +44,31 @@ class Overlap:
     >>> md.Overlap("halves", parts=4, memory_limit=40e9).mode
     'halves'
 
-    Raises `LayoutError` for an unknown mode and for options without effect.
+    Raises `LayoutError` for an unknown mode, and `md.NoEffectError` for options without effect; with `strict=False`
+    they are dropped with a `md.NoEffectWarning`.
     """
 
     mode: str = "none"
     dim: str | None = None
     parts: int = 2
     memory_limit: float | None = None
+    strict: InitVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self, strict: bool):
         if self.mode not in MODES:
             raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if not isinstance(self.parts, int) or self.parts < 2:
             raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
         if self.dim is not None and self.mode not in ("halves", *CHOOSING, "auto"):
-            raise LayoutError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts")
+            no_effect(NoEffectError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts"), strict)
+            object.__setattr__(self, "dim", None)
         if self.parts != 2 and self.mode not in ("halves", "auto"):
             why = "it chooses the number of parts" if self.mode in CHOOSING else "nothing is cut into parts"
-            raise LayoutError(f"parts has no effect with overlap={self.mode!r}: {why}")
+            no_effect(NoEffectError(f"parts has no effect with overlap={self.mode!r}: {why}"), strict)
+            object.__setattr__(self, "parts", 2)
         if self.mode == "none" and self.memory_limit is not None:
-            raise LayoutError("memory_limit has no effect with overlap='none': nothing is moved")
+            no_effect(NoEffectError("memory_limit has no effect with overlap='none': nothing is moved"), strict)
+            object.__setattr__(self, "memory_limit", None)
 
 
 NO_OVERLAP = Overlap()

@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..cost.report.schema import SCHEMA_VERSION
 from ..errors import InternalError, LayoutError, MeshdslError, Where, caller, raised
 from ..errors.jax_version import check_jax
+from ..errors.no_effect import reported
 from .commands import (
     analyze,
     compare,
@@ -118,7 +120,8 @@ def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
     try:
         if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
             check_jax()
-        return options.run(options)
+        with contextlib.nullcontext() if getattr(options, "strict", True) else reported(_warn_once()):
+            return options.run(options)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -130,6 +133,11 @@ def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
         known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
         print(f"{of_error(type(known).__name__)}: {_message(known, entry)}", file=sys.stderr)
         return _exit_code(known)
+
+
+def _warn_once() -> Callable[[str], object]:
+    """A function that prints a warning on stderr, the first time for each text."""
+    return functools.cache(lambda text: print(f"warning: {text}; it is dropped", file=sys.stderr))
 
 
 def _message(error: MeshdslError, entry: Where) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from ..cost.machine import Machine
 from ..errors import LayoutError, nearest
+from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.units import show_bytes
 from ..ir import Graph, Var
 from ..layouts import Layout, Mesh, Sharding
@@ -52,24 +53,27 @@ class WeightUpdate:
     >>> md.WeightUpdate("sharded", group="rows:32", bucket_bytes=100_000)
     WeightUpdate(mode='sharded', group='rows:32', bucket_bytes=100000, regather=False)
 
-    Raises `LayoutError` for an unknown mode and for options without effect.
+    Raises `LayoutError` for an unknown mode, and `md.NoEffectError` for options without effect; with `strict=False`
+    they are dropped with a `md.NoEffectWarning`.
     """
 
     mode: str = "replicated"
     group: GroupSpec | None = None
     bucket_bytes: float | None = None
     regather: bool = False
+    strict: InitVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self, strict: bool):
         if self.mode not in MODES:
             raise LayoutError(f"weight_update={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if self.mode == "replicated" and self.regather:
-            raise LayoutError("regather=True has no effect with weight_update='replicated': no weight is gathered")
+            why = "regather=True has no effect with weight_update='replicated': no weight is gathered"
+            no_effect(NoEffectError(why), strict)
+            object.__setattr__(self, "regather", False)
         if self.mode == "replicated" and self.group is not None:
-            raise LayoutError(
-                f"group={self.group!r} has no effect with weight_update='replicated': each device updates all\n"
-                "  use the mode 'sharded' or 'auto'"
-            )
+            why = f"group={self.group!r} has no effect with weight_update='replicated': each device updates all"
+            no_effect(NoEffectError(f"{why}\n  use the mode 'sharded' or 'auto'"), strict)
+            object.__setattr__(self, "group", None)
         if self.bucket_bytes is not None and not self.bucket_bytes >= 0:
             raise LayoutError(
                 f"bucket_bytes is a number of bytes from 0, or None for the default; got {self.bucket_bytes!r}"
@@ -156,7 +160,7 @@ def shard(
     refined, (sharded, private, decisions) = _shard(placed, request, machine)
     if request.mode == "sharded" and not any(d.sharded or d.by_layout for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
-        raise LayoutError(
+        raise NoEffectError(
             "weight_update='sharded' has nothing to shard: no weight has an update that several devices repeat"
             + (reasons or "\n  no input of the function is replaced by a result of the same path and type")
             + "\n  use weight_update='replicated', or 'auto', which shards only where that is faster"
@@ -199,12 +203,12 @@ def bucket(program: Program, request: WeightUpdate, machine: Machine | None, ref
     """Bucket the program's small collectives.
 
     The limit is `request.bucket_bytes`. If a machine decides, it is the fastest of a few limits around the bytes that a
-    collective sends in the time of its latency. Raises `LayoutError` if a limit joins nothing.
+    collective sends in the time of its latency. Raises `NoEffectError` if a limit joins nothing.
     """
     if request.bucket_bytes is not None:
         bucketed = _below(program, request.bucket_bytes)
         if request.bucket_bytes and not bucketed_tensors(bucketed):
-            raise LayoutError(
+            raise NoEffectError(
                 f"bucket_bytes={request.bucket_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at "
                 "the step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
                 "  use a larger limit, or 0 for no buckets"

@@ -44,6 +44,12 @@ def knob_options(parser: argparse.ArgumentParser, *, several: Collection[str] = 
         "never (default); always",
     )
     overlap_option(group, several="overlap" in several)
+    option(
+        "--no-strict",
+        action="store_false",
+        dest="strict",
+        help="drop options of the plan that have no effect, with a warning, instead of failing; for sweeps",
+    )
 
 
 def overlap_option(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
@@ -120,20 +126,25 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_forward(options: argparse.Namespace) -> None:
-    """Raises `UsageError` for knobs that an evaluation step does not have."""
+    """Raises `UsageError` for knobs that an evaluation step does not have; with --no-strict they are dropped."""
+    from ...errors.no_effect import no_effect
     from ...train import UsageError
 
     without_effect = {"weight_update": "replicated", "microbatches": 1}
-    names = [
-        f"--{name.replace('_', '-')}"
+    knobs = [
+        name
         for name, value in _given(options).items()
         if name not in ("overlap", "collective_steps") and value != without_effect.get(name)
     ]
-    if options.forward and names:
-        raise UsageError(
-            f"{', '.join(names)} has no effect with --forward: an evaluation step has no gradients and no update\n"
+    if options.forward and knobs:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in knobs)
+        error = UsageError(
+            f"{names} has no effect with --forward: an evaluation step has no gradients and no update\n"
             "  remove one of the two"
         )
+        no_effect(error)
+        for name in knobs:
+            setattr(options, name, None)
 
 
 def workload_and_plan(options: argparse.Namespace) -> tuple[Any, Any]:

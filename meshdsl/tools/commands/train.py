@@ -86,14 +86,14 @@ def _resolved(options: argparse.Namespace) -> Any:
 
 def _check_used(options: argparse.Namespace, settings: Any) -> None:
     """Raises `UsageError` for options that have no effect."""
+    from ...errors.no_effect import no_effect
     from ...train import UsageError
 
     chosen, saving = settings.train, settings.checkpoints
     shown = options.dry_run or options.print_config
     if options.machine and not shown and settings.run_plan().machine is None:
-        raise UsageError(
-            "--machine has no effect here; use it with --dry-run, --weight-update auto, --overlap or --collective-steps"
-        )
+        where = "--dry-run, --weight-update auto, --overlap or --collective-steps"
+        no_effect(UsageError(f"--machine has no effect here; use it with {where}"))
     set_keys = {setting.partition("=")[0] for setting in options.settings}
     used = {
         "--save-every": options.save_every is not None,

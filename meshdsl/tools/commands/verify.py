@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Lower the step and compare; returns 1 if they differ, and 3 if the compiler reports that it does not fit."""
+    from ...errors.no_effect import no_effect
     from ...train import UsageError
     from ..compilers.verify import verify
 
@@ -47,10 +48,9 @@ def run(options: argparse.Namespace) -> int:
         jax.config.update("jax_platforms", "cpu")  # the compiler runs in its own process; no TPU is needed
     workload, plan = workload_and_plan(options)
     if options.machine and not plan.needs_machine and options.collective_steps != "auto":
-        raise UsageError(
-            "--machine has no effect without --weight-update auto, --overlap or --collective-steps: the collectives "
-            "are the same on every machine"
-        )
+        others = "--weight-update auto, --overlap or --collective-steps"
+        why = "the collectives are the same on every machine"
+        no_effect(UsageError(f"--machine has no effect without {others}: {why}"))
     compiled, arguments = step_of(options, workload, plan)
     program = compiled.program(*arguments)
     comparison = verify(compiled.lower(*arguments).as_text(), program)
