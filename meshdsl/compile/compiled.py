@@ -211,8 +211,7 @@ class Compiled:
                 results = stages.execute(stages.arrays(leaves))
         except MeshdslError as error:
             raise at(error, caller()) from None
-        tensors = [concrete(v.dims, v.dtype, x) for v, x in zip(stages.graph.outs, results, strict=True)]
-        return tree.tree_unflatten(stages.result, tensors)
+        return tree.tree_unflatten(stages.result, concrete(stages.out_types, results))
 
     def array_function(self, stages: Stages) -> Callable[..., Any]:
         """The program of one signature as a function of arrays that transformations of JAX take."""

@@ -57,7 +57,7 @@ def run(stages: Stages, arrays: Sequence[Any]) -> list[Any]:
 
 def _stored(stages: Stages, i: int, x: Any) -> Any:
     """An argument in the dtype, with the padding and in the sharding that the program takes."""
-    (sizes, sharding), v = stages.expected[i], stages.graph.ins[i]
+    sizes, sharding, v = stages.sizes[i], stages.shardings[i], stages.graph.ins[i]
     concrete = not isinstance(x, Tracer)
     if concrete and isinstance(x, jax.Array):
         if x.is_deleted():
