@@ -21,7 +21,7 @@ from .lancet import lancet
 from .late_sends import late_sends
 from .list_schedule import list_schedule
 from .memory_target import MemoryTarget
-from .ranges import expert_ranges, pipelined, reductions_early
+from .ranges import expert_ranges, pipelined, reductions_early, staggered
 from .reasons import no_parts, no_rings, no_skew
 from .ring_products import faster_rings, ring_products, rings
 from .skew import gathers_ahead, gradients_behind, skew
@@ -234,12 +234,13 @@ class Planner:
         yield f"{n} parts of {dim}, {seconds(hold)} apart", program
 
     def fastest(self, cuts: Sequence[tuple[str, Parts]]) -> tuple[str, Parts]:
-        """The cut with the most communication in parts; of several with nearly as much, the fastest without delays."""
+        """The cut with the most communication in parts; of several with nearly as much, the fastest with a delay."""
         most = max(_bytes_in_parts(parts) for _, parts in cuts)
         cuts = [one for one in cuts if _bytes_in_parts(one[1]) >= NEARLY * most]
         if len(cuts) == 1:
             return cuts[0]
-        return min(cuts, key=lambda one: self.seconds(self.in_order(one[1].program, list_schedule)))
+        tasks = {dim: tasks_of(parts.program, self.machine, self.placement) for dim, parts in cuts}
+        return min(cuts, key=lambda one: staggered(tasks[one[0]], one[1].part)[1])
 
     def staggered(self, parts: Parts) -> tuple[float, Program]:
         """The best of a few delays between the parts, in seconds, and the program with it."""

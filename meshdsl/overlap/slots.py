@@ -14,20 +14,17 @@ An exchange of held values is ragged: each part sends the run of slots that it f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..backend import Block, Local, NumPy
 from ..control.remat import BARRIER
-from ..dims import Dim, Shape
-from ..ir import Eqn, Fuses, Linear, Op, Reduce, Var
+from ..dims import Dim
+from ..ir import Eqn, Op, Var
 from ..layouts import Sharding
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
-from ..lowering.labels import labels_of
 from ..lowering.partition.planner import cost, plan
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -35,59 +32,21 @@ from ..ops.contraction import EINSUM
 from ..ops.dtypes import CAST, kind
 from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.inverse import INVERSE
-from ..ops.reshape import RENAME, RESHAPE, groups
+from ..ops.reshape import RENAME
 from .filled import FILLED_DOT, FILLED_OUTER
 from .parts import PLACED, RUN, SUM_PARTS, USED, Cut, resized
+from .slot_spaces import (
+    InSlots,
+    RefusedError,
+    SlotSpace,
+    names_slots,
+    readers_of,
+    slot_spaces,
+    slots_after,
+    sums_parts,
+)
 
-__all__ = ["RefusedError", "SlotParts", "SlotSpace", "sums_parts"]
-
-
-@dataclass(eq=False)
-class SlotSpace:
-    """The slots that one `inverse_index` names, and what is known of their parts."""
-
-    inverse: Eqn
-    active: bool = False
-    placed: dict[Var, tuple[Var, ...]] = field(default_factory=dict[Var, "tuple[Var, ...]"])  # index -> its parts
-    joined: dict[Var, Var] = field(default_factory=dict[Var, Var])  # index -> its parts, joined
-    used: list[Var] = field(default_factory=list[Var])  # slots used after each part
-    runs: dict[int, list[Var]] = field(default_factory=dict[int, "list[Var]"])  # part -> versions of its run
-
-    @property
-    def over(self) -> Dim:
-        """The dim of the tokens."""
-        return self.inverse.params["over"]
-
-    @property
-    def into(self) -> Shape:
-        """The dims of the slots; the last one counts the slots of an expert."""
-        return self.inverse.params["into"]
-
-    @property
-    def cells(self) -> Shape:
-        """The dims whose places have slots of their own: groups and experts."""
-        return self.inverse.outs[0].dims[:-1]
-
-
-@dataclass(frozen=True, eq=False)
-class InSlots:
-    """A value in slots: its dims that tell slots apart, and its names of the space's dims where it has them."""
-
-    space: SlotSpace
-    dims: frozenset[str]
-    names: Mapping[str, str]
-    zero: bool = True  # it is zero in slots of other parts
-    holder: bool = False  # it holds positions of tokens
-
-
-Kept = tuple[frozenset[str], Mapping[str, str], bool]  # dims, names, and whether slots are summed over
-
-
-class RefusedError(Exception):
-    """Raised where the slots of a space cannot be in parts; the program is split again without them."""
-
-    def __init__(self, space: SlotSpace):
-        self.inverse = space.inverse
+__all__ = ["SlotParts"]
 
 
 class ProgramInParts(Protocol):
@@ -110,13 +69,6 @@ class ProgramInParts(Protocol):
     def in_full(self, eqn: Eqn) -> None: ...
 
 
-def sums_parts(eqn: Eqn, op: Op) -> bool:
-    """True if the results of the parts may be added: in the backward pass only, because a forward result stays bitwise
-    the same.
-    """
-    return op.reduce is Reduce.SUM and op.mask == 0 and eqn.backward and len(eqn.outs) == 1
-
-
 class SlotParts:
     """The slots of a program in parts, for a `ProgramInParts`, which has the values that are cut."""
 
@@ -129,9 +81,9 @@ class SlotParts:
             if isinstance(eqn.op, Op) and eqn.op.literal and not np.any(eqn.params["value"])
             for v in eqn.outs
         }
-        self.readers = _readers(self.program)
+        self.readers = readers_of(self.program)
         self.space_of = {
-            v: space for space in _spaces(self.program) if space.inverse not in refused for v in space.placed
+            v: space for space in slot_spaces(self.program) if space.inverse not in refused for v in space.placed
         }
         for space in set(self.space_of.values()):
             space.placed.clear()
@@ -248,66 +200,71 @@ class SlotParts:
         if len({one.space for one in inside.values()}) > 1:
             return False
         if held.holder and eqn.op is TAKE and eqn.ins[0] not in inside and eqn.params["over"] == held.space.over:
-            rows = self.tokens(eqn.ins[0], held.space, eqn)
-            small = {"over": Dim(held.space.over.name, held.space.over.size // self.splitter.parts)}
-            after = dataclasses.replace(held, zero=True, holder=False)
-            return rows is not None and self.hold(
-                eqn, self.each(eqn.replace(params=small), [rows, self.parts_of(eqn.ins[1], eqn)]), after
-            )
+            return self.dispatched(eqn, held)
         if not isinstance(eqn.op, Op):
             return self.sent(eqn, held)
-        kept = self.dims_after(eqn, inside)
-        if kept is None:
+        found = slots_after(eqn, inside, self.zeros)
+        if found is None:
             return False
-        dims, names, summed = kept
-        zero = self.zero_after(eqn)
-        if summed and not (zero and sums_parts(eqn, eqn.op)):
+        after, summed = found
+        if not summed:
+            return self.hold(eqn, self.computed(eqn, inside), after)
+        if not after.zero or not sums_parts(eqn, eqn.op):
             return False
+        self.splitter.eqns.append(Eqn(SUM_PARTS, self.computed(eqn, inside), eqn.outs, {}, eqn.where, eqn.backward))
+        return True
+
+    def dispatched(self, eqn: Eqn, held: InSlots) -> bool:
+        """Add the read of tokens into slots, of a part of the tokens each."""
+        rows = self.tokens(eqn.ins[0], held.space, eqn)
+        if rows is None:
+            return False
+        small = {"over": Dim(held.space.over.name, held.space.over.size // self.splitter.parts)}
+        pieces = self.each(eqn.replace(params=small), [rows, self.parts_of(eqn.ins[1], eqn)])
+        return self.hold(eqn, pieces, dataclasses.replace(held, zero=True, holder=False))
+
+    def computed(self, eqn: Eqn, inside: Mapping[Var, InSlots]) -> tuple[Var, ...]:
+        """Add an operation for every part; the results."""
         operands = [self.parts_of(v, eqn) for v in eqn.ins]
         if eqn.op is CAST and operands[0][0].dtype == eqn.outs[0].dtype:  # the product is of this dtype already
-            return self.hold(eqn, operands[0], InSlots(held.space, dims, names, zero))
+            return tuple(operands[0])
         product = self.product(eqn, inside)
-        if product is not None:
-            x, y = (eqn.ins.index(v) for v in product.ins[:2])
-            runs = [self.run(held, part, product.ins[0], eqn) for part in range(self.splitter.parts)]
-            pieces = self.each(product, [operands[x], operands[y], runs])
-        else:
-            pieces = self.each(eqn, operands)
-        if summed:
-            self.splitter.eqns.append(Eqn(SUM_PARTS, pieces, eqn.outs, {}, eqn.where, eqn.backward))
-            return True
-        holder = held.holder and eqn.op in (BARRIER, RENAME, RESHAPE)
-        return self.hold(eqn, pieces, InSlots(held.space, dims, names, zero, holder))
+        if product is None:
+            return self.each(eqn, operands)
+        x, y = product.ins
+        runs = [self.run(inside[x], part, x, eqn) for part in range(self.splitter.parts)]
+        return self.each(product, [operands[eqn.ins.index(x)], operands[eqn.ins.index(y)], runs])
 
     def product(self, eqn: Eqn, inside: Mapping[Var, InSlots]) -> Eqn | None:
         """The product of filled slots in place of an einsum, with operands in slots first; None if it is no such."""
         if eqn.op is not EINSUM or len(eqn.ins) != 2 or kind(eqn.outs[0].dtype) != "f":
             return None
         x, y = sorted(eqn.ins, key=lambda v: v not in inside)
-        space, names = inside[x].space, inside[x].names
-        if any(d.name not in names for d in (*space.cells, space.into[-1])) or self.padded(x, *names.values()):
+        names = self.cells_and_slots(inside[x], x)
+        if names is None or any(x.sharding.axes(d.name) != y.sharding.axes(d.name) for d in y.dims if d.name in names):
             return None
-        cells, slots = [names[d.name] for d in space.cells], names[space.into[-1].name]
-        rows, out = {*cells, slots}, {d.name for d in eqn.outs[0].dims}
-        first, second = ({d.name for d in v.dims} - rows for v in (x, y))
-        if any(x.sharding.axes(d) != y.sharding.axes(d) for d in rows & {d.name for d in y.dims}):
+        if y not in inside:
+            op = FILLED_DOT if _is_dot(eqn, x, y, names) else None
+        else:
+            op = FILLED_OUTER if inside[y].names == inside[x].names and _is_outer(eqn, x, y, names) else None
+        if op is None:
             return None
-        if y not in inside:  # rows times the matrix of their cell: the dims that both have are its cell, or summed
-            fits = rows <= out and not first & out and slots not in {d.name for d in y.dims}
-            op = FILLED_DOT
-        else:  # sums over slots of the products of all pairs
-            same = inside[y].names == names and rows <= {d.name for d in y.dims}
-            fits, op = same and slots not in out and first | second <= out and not first & second, FILLED_OUTER
-        if not fits:
-            return None
-        dims = {d.name: d for d in x.dims}
         params = {
             "out": eqn.params["out"],
-            "slots": dims[slots],
+            "slots": next(d for d in x.dims if d.name == names[-1]),
             "dtype": self.result_dtype(eqn) if op is FILLED_DOT else eqn.params["dtype"],
-            "share": self.filled(space),
+            "share": self.filled(inside[x].space),
         }
         return eqn.replace(op=op, ins=(x, y), params=params)
+
+    def cells_and_slots(self, held: InSlots, *values: Var) -> tuple[str, ...] | None:
+        """The names of the cells, then of their slots; None if a device's block is not made of whole runs of slots."""
+        dims = (*held.space.cells, held.space.into[-1])
+        if any(d.name not in held.names for d in dims):
+            return None
+        names = tuple(held.names[d.name] for d in dims)
+        is_padded = self.program.extents.is_padded
+        return None if any(is_padded(d) for v in values for d in v.dims if d.name in names) else names
 
     def result_dtype(self, eqn: Eqn) -> np.dtype[Any]:
         """The dtype of a product: that of the cast which alone reads it, so that no wider result is stored."""
@@ -323,61 +280,6 @@ class SlotParts:
         slots = prod(d.size for d in space.into)
         return min(1.0, len(space.inverse.ins) * space.over.size / slots) / self.splitter.parts
 
-    def padded(self, v: Var, *dims: str) -> bool:
-        """True if a device's block is not made of whole runs of slots."""
-        return any(d.name in dims and self.program.extents.is_padded(d) for d in v.dims)
-
-    def dims_after(
-        self, eqn: Eqn, inside: Mapping[Var, InSlots]
-    ) -> tuple[frozenset[str], Mapping[str, str], bool] | None:
-        """The dims of a result that tell slots apart, its names of the space's dims, and whether slots are summed over;
-        None if the operation mixes slots.
-        """
-        op = cast(Op, eqn.op)
-        if eqn.control is not None or op.acts or op.inside_blocks or len(eqn.outs) != 1:
-            return None
-        if op is RESHAPE:
-            (held,), (x,), (out,) = inside.values(), eqn.ins, eqn.outs
-            pairs = list(groups(x.dims, out.dims))
-            dims = {d.name for old, new in pairs if any(o.name in held.dims for o in old) for d in new}
-            same = {old[0].name for old, new in pairs if list(old) == list(new) and len(old) == 1}
-            return frozenset(dims), {k: name for k, name in held.names.items() if name in same}, False
-        if op is not RENAME and (op.moves is not None or (op.rule is not None and op is not TAKE and not op.product)):
-            return None
-        labels = labels_of(eqn)
-        after = {label: d for d, label in labels.outs[0].items() if label is not None}
-        dims, names, summed = set[str](), dict[str, str](), False
-        for v, of_dims in zip(eqn.ins, labels.ins, strict=True):
-            if v not in inside:
-                continue
-            found = [of_dims.get(d) for d in inside[v].dims]
-            if None in found:
-                return None
-            summed |= any(label not in after for label in found)
-            dims |= {after[label] for label in found if label in after}
-            names |= {
-                k: after[label]
-                for k, d in inside[v].names.items()
-                if (label := of_dims.get(d)) is not None and label in after
-            }
-        return frozenset(dims), names, summed
-
-    def zero_after(self, eqn: Eqn) -> bool:
-        """True if the result is zero in slots in which the operands in slots are."""
-        op = cast(Op, eqn.op)
-        zero = [v in self.zeros or (v in self.held and self.held[v].zero) for v in eqn.ins]
-        match op.linear:
-            case Linear.EACH:
-                return any(zero)
-            case Linear.JOINT:
-                return all(zero)
-            case Linear.FIRST | Linear.RATIO:
-                return zero[0]
-            case Linear.BRANCHES:
-                return all(zero[1:])
-            case _:
-                return len(zero) == 1 and zero[0] and _zero_at_zero(op, eqn)
-
     def sent(self, eqn: Eqn, held: InSlots) -> bool:
         """Add a collective of a value in slots; an all_to_all between groups and experts sends the run of each part."""
         op = eqn.op.padded if isinstance(eqn.op, RaggedAllToAll) else eqn.op
@@ -392,14 +294,10 @@ class SlotParts:
 
     def ragged(self, op: AllToAll, x: Var, out: Var, held: InSlots) -> RaggedAllToAll | None:
         """The exchange of a part's slots; None if a device's block is not made of whole runs of slots."""
-        space, names = held.space, held.names
-        if any(d.name not in names for d in (*space.cells, space.into[-1])):
+        names = self.cells_and_slots(held, x, out)
+        if names is None or not {op.dim, op.to} <= set(names[:-1]) or x.sharding.axes(names[-1]):
             return None
-        cells, slots = tuple(names[d.name] for d in space.cells), names[space.into[-1].name]
-        apart = any(self.padded(v, *cells, slots) for v in (x, out))
-        if not {op.dim, op.to} <= set(cells) or x.sharding.axes(slots) or apart:
-            return None
-        return RaggedAllToAll(op.dim, op.to, op.axes, cells, slots, self.filled(space))
+        return RaggedAllToAll(op.dim, op.to, op.axes, names[:-1], names[-1], self.filled(held.space))
 
     def run(self, held: InSlots, part: int, v: Var, eqn: Eqn) -> Var:
         """The run of slots that a part fills, in the sharding and with the names of a value in slots."""
@@ -450,62 +348,14 @@ class SlotParts:
         return (out,)
 
 
-def names_slots(eqn: Eqn, index: Var) -> bool:
-    """True if an equation uses an index only as the name of a slot, whatever the order of the slots is."""
-    match eqn.op:
-        case op if op is TAKE:
-            return index is eqn.ins[1] and index is not eqn.ins[0]
-        case op if op is SCATTER_ADD:
-            return index is eqn.ins[0] and index is not eqn.ins[1]
-        case op:
-            return op in (INVERSE, BARRIER)
+def _is_dot(eqn: Eqn, rows: Var, matrices: Var, names: tuple[str, ...]) -> bool:
+    """True if every slot's row is multiplied by the matrix of its cell: dims of both are cells, or summed over."""
+    own, out = {d.name for d in rows.dims} - set(names), {d.name for d in eqn.outs[0].dims}
+    return set(names) <= out and not own & out and names[-1] not in {d.name for d in matrices.dims}
 
 
-def _spaces(program: Program) -> Iterator[SlotSpace]:
-    """The spaces of slots of a program whose indices are complete on a device and only name slots from there on."""
-    readers = _readers(program)
-    taken: set[Var] = set()
-    place = {eqn: k for k, eqn in enumerate(program.eqns)}
-    for eqn in program.eqns:
-        if eqn.op is not INVERSE or taken & set(eqn.ins) or len(set(eqn.ins)) < len(eqn.ins):
-            continue
-        over, into, out = eqn.params["over"], eqn.params["into"], eqn.outs[0]
-        total = prod(d.size for d in into)
-        whole = not any(v.sharding.axes(over.name) for v in eqn.ins)
-        space, stack = SlotSpace(eqn), list(eqn.ins)
-        apart = whole and total and not any(out.sharding.axes(d.name) for d in into)
-        while stack:
-            v = stack.pop()
-            space.placed[v] = ()
-            for reader in readers.get(v, []):
-                alias = v not in eqn.ins
-                naming = names_slots(reader, v) and (reader.op is BARRIER or _same_slots(reader, eqn, total))
-                apart = apart and (naming or not alias) and not (naming and place[reader] < place[eqn])
-                if naming and reader.op is BARRIER:
-                    stack.append(reader.outs[0])
-            apart = apart and (v in eqn.ins or v not in program.outs)
-        if apart:
-            taken |= set(space.placed)
-            yield space
-
-
-def _readers(program: Program) -> dict[Var, list[Eqn]]:
-    readers: dict[Var, list[Eqn]] = {}
-    for eqn in program.eqns:
-        for v in dict.fromkeys(eqn.ins):
-            readers.setdefault(v, []).append(eqn)
-    return readers
-
-
-def _same_slots(reader: Eqn, inverse: Eqn, total: int) -> bool:
-    """True if a reader of an index has the slots that it names."""
-    return reader is inverse if reader.op is INVERSE else reader.params["over"].size == total
-
-
-def _zero_at_zero(op: Op, eqn: Eqn) -> bool:
-    """True if an elementwise operation of one operand gives zero for zero."""
-    if op.fuses is not Fuses.MAP or op.rule is not None or eqn.ins[0].dims != eqn.outs[0].dims:
-        return False
-    block = Block((), (), ())
-    local = Local(NumPy, (block,), (block,))
-    return not np.any(op.kernel(local, np.zeros((), eqn.ins[0].dtype), **eqn.params))
+def _is_outer(eqn: Eqn, x: Var, y: Var, names: tuple[str, ...]) -> bool:
+    """True if the products of all pairs of two rows are summed over the slots."""
+    first, second, out = ({d.name for d in v.dims} for v in (x, y, eqn.outs[0]))
+    left, right = first - set(names), second - set(names)
+    return set(names) <= second and names[-1] not in out and left | right <= out and not left & right

@@ -32,7 +32,8 @@ from ..ops.inverse import INVERSE
 from ..ops.ordering import CUMSUM
 from ..ops.reshape import RENAME, RESHAPE
 from .parts import CARRIED, FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, Cut, inner_cut, resized
-from .slots import RefusedError, SlotParts, sums_parts
+from .slot_spaces import RefusedError, sums_parts
+from .slots import SlotParts
 
 __all__ = ["Cut", "Parts", "cuts_along", "split"]
 

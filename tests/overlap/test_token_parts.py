@@ -207,6 +207,20 @@ def test_parts_of_tokens_run_on_devices_as_simulated() -> None:
         np.testing.assert_allclose(x.numpy(), y, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.slow
+def test_halves_cut_the_tokens_where_a_delay_makes_them_faster_than_slots() -> None:
+    model = gpt2_moe.replace(
+        layers=4, batch=24 * 16, length=512, experts=32, sequences=24, capacity_factor=1.0, compute_dtype="bfloat16"
+    )  # fmt: skip
+    compiled = md.compile(
+        model.train_step(), "rows:16", "batch:rows; group:rows; expert:rows", overlap="halves", machine=MACHINE.name
+    )
+    compiled.program(*model.specs())
+    assert (
+        "of batch" in compiled.overlap.chosen and compiled.overlap.after.exposed < 0.1 * compiled.overlap.before.exposed
+    )
+
+
 READS = {
     "at the indices": lambda slots, i: md.take(slots, i, "slot"),
     "summed": lambda slots, i: md.take(slots, i, "slot") + md.sum(slots, "slot"),
