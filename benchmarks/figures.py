@@ -37,6 +37,12 @@ GROUPS = {
         "{size}.{machine}.{devices}.{router}.{overlap}",
         OVERLAP,
     ),
+    "one_group": Group(
+        "benchmarks.overlap --one-group --machines a100-p4de v100-p3dn --routers switch batch_prioritised "
+        "--devices 16 32 64",
+        "{size}.{machine}.{devices}.{router}.{overlap}",
+        OVERLAP,
+    ),
     "gshard": Group(
         "benchmarks.moe_family parameters steps",
         "{experts}.{layers}",

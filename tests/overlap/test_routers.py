@@ -273,3 +273,8 @@ def test_overlap_modes_run_on_devices_as_without_a_plan(router: str, mode: str) 
     for path, x in grads.items():
         a, b = x.numpy(), made[path].numpy()
         assert np.abs(a - b).max() <= 1e-5 * max(np.abs(a).max(), 1e-30), path  # XLA fuses the two programs differently
+
+
+def test_experts_without_slots_that_divide_are_refused() -> None:
+    with pytest.raises(md.NoEffectError, match=r"(?s)overlap='experts' has no effect: no all_to_all runs.*'nothing'"):
+        planned(plain("switch")[0], "experts", dim="nothing")
