@@ -133,3 +133,15 @@ def test_a_window_longer_than_its_operand_sends_nothing(layout: str) -> None:
     assert cost_law(program, step.lower(*specs).as_text()) == len(program.collectives) == 0
     arrays = [md.random.normal(md.random.key(0), s.dims) for s in specs]
     assert md.simulate(program, *arrays)[0].shape == (2, 0, 2, 1)
+
+
+@pytest.mark.parametrize(("argnums", "sent"), [((0,), 4), ((0, 1), 6), ((0, 1, 2), 8)])
+def test_a_ring_sends_the_cotangents_that_are_read(argnums: tuple[int, ...], sent: int) -> None:
+    def loss(q: md.Tensor, k: md.Tensor, v: md.Tensor) -> md.Tensor:
+        out = md.attention(q, k, v, over="d", length="n", method="ring")
+        return md.sum(out * out)
+
+    step = md.compile(md.grad(loss, argnums=argnums), "p:2", "n:p")
+    specs = [md.spec("n:4 d:2")] * 3
+    assert cost_law(step.program(*specs), step.lower(*specs).as_text())
+    assert sum(record.count for record in step.program(*specs).collectives if record.kind == "permute") == sent

@@ -179,10 +179,12 @@ class _Ring:
         return outs[: len(held)], outs[len(held) :]
 
     def passed_on(self, eqns: list[Eqn], sums: list[Var], routes: Any, cause: Cause) -> list[Var]:
-        """The cotangents after those of keys and values were sent with their blocks."""
-        received = [_like(v) for v in sums[1:3]]
-        eqns += [self.exchange(v, out, routes, cause) for v, out in zip(sums[1:3], received, strict=True)]
-        return [sums[0], *received, *sums[3:]]
+        """The cotangents after those of keys and values were sent with their blocks, if anything reads them."""
+        graph, users = self.scope.graph, self.scope.demand.sums.users
+        read = [k for k in (1, 2) if self.eqn.outs[k] in users or self.eqn.outs[k] in graph.outs]
+        received = {k: _like(sums[k]) for k in read}
+        eqns += [self.exchange(sums[k], out, routes, cause) for k, out in received.items()]
+        return [received.get(k, v) for k, v in enumerate(sums)]
 
     def at_owners(self, sums: list[Var]) -> list[Var]:
         """The cotangents of keys and values on the devices that own the blocks."""
