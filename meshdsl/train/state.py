@@ -19,6 +19,7 @@ from typing import Any
 
 import meshdsl as md
 
+from .checkpoint.arguments import is_url
 from .iterators import go_to
 from .values import UsageError, as_json
 
@@ -162,15 +163,18 @@ class Keeping:
                     "  use --resume auto to continue from there, or another directory for a new run"
                 )
             return None, None
-        path = Path(self.resume)
         if not self.resume:
             raise UsageError("--resume must be auto, never or the path of a checkpoint; it is empty")
+        path = md.Checkpoints(self.resume).directory if is_url(self.resume) else Path(self.resume)
         match = re.fullmatch(r"step-(\d{8,16})", path.name)
         folder = path.parent if match else path
         if not path.is_dir():
             raise UsageError(f"--resume must be auto, never or the path of a checkpoint; there is no {self.resume!r}")
         step = int(match[1]) if match else None
-        if own.directory.exists() and os.path.samefile(folder, own.directory):
+        if is_url(self.resume):
+            at_url = self.resume.removesuffix(f"/{path.name}") if match else self.resume
+            return (own if folder == own.directory else md.Checkpoints(at_url, report=own.report)), step
+        if os.path.exists(own.directory) and os.path.samefile(folder, own.directory):
             return own, step
         return md.Checkpoints(folder, report=own.report), step
 

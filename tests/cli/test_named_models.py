@@ -63,7 +63,9 @@ def test_analyze_finds_a_plan_for_a_number_of_devices():
     assert run.code == 2 and "--remat, --collective-steps has no effect with --devices" in run.err
 
 
-def test_checkpoints_at_a_url_are_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    run = here("train", "mlp", "--steps", "1", "--checkpoints", "gs://bucket/run")
-    assert run.code == 2 and "'gs://bucket/run'" in run.err and not list(tmp_path.iterdir())
+def test_checkpoints_at_a_url_are_resumed(tmp_path: Path):
+    options = ["train", "mlp", "--set", "io=8", "--set", "hidden=8", "--checkpoints", f"file://{tmp_path}/store"]
+    assert here(*options, "--steps", "1").code == 0
+    run = here(*options, "--steps", "2", "--json")
+    assert run.code == 0 and '"resume"' in run.out, run.err
+    assert {p.name for p in (tmp_path / "store").iterdir()} >= {"config.toml", "step-00000001", "step-00000002"}

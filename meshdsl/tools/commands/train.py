@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ...errors import MeshdslError, ShapeError, raised
+from ...errors import MeshdslError, raised
 from . import devices
 from .common import (
     ILLEGAL_LAYOUT,
@@ -240,7 +240,14 @@ def _save_settings(settings: Any, config_file: Path | None) -> None:
 
     Temporary files of killed runs are removed; the run holds the directory's lock.
     """
+    from ...train.checkpoint.arguments import is_url
+
     folder = Path(settings.checkpoints.directory)
+    if is_url(settings.checkpoints.directory):
+        import meshdsl as md
+
+        (md.Checkpoints(settings.checkpoints.directory).directory / "config.toml").write_text(str(settings))
+        return
     path = folder / "config.toml"
     for name in os.listdir(folder):
         if re.fullmatch(r"\.(config|resolved)\.toml\.[a-z0-9_]{8}", name):
@@ -254,14 +261,10 @@ def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
     import meshdsl as md
 
     from ...train import Keeping, UsageError
-    from ...train.checkpoint.arguments import check_no_url
+    from ...train.checkpoint.arguments import is_url
 
     chosen = settings.checkpoints
-    try:
-        check_no_url(chosen.directory)
-    except ShapeError as error:
-        raise UsageError(f"--checkpoints: {error}") from None
-    if Path(chosen.directory).exists() and not Path(chosen.directory).is_dir():
+    if not is_url(chosen.directory) and Path(chosen.directory).exists() and not Path(chosen.directory).is_dir():
         raise UsageError(f"--checkpoints must be a directory, and {chosen.directory} is a file")
     checkpoints = md.Checkpoints(
         chosen.directory, keep=chosen.keep, take_over=chosen.take_over, report=lambda line: report(printable(line))

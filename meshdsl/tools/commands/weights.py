@@ -50,15 +50,16 @@ def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
     import meshdsl as md
 
     from ...train import UsageError
+    from ...train.checkpoint.arguments import is_url
 
     directory = Path(text)
     try:
-        is_directory = directory.is_dir()
+        is_directory = is_url(text) or directory.is_dir()
     except (OSError, ValueError) as error:
         raise UsageError(f"RUN cannot be read: {reason_of(error)}") from None
     if not is_directory:
         raise UsageError(f"there is no directory {text[:60]!r}; give that of a run, or hf:DIR")
-    checkpoints = md.Checkpoints(directory)
+    checkpoints = md.Checkpoints(text)
     step = checkpoints.latest() if step is None else step
     if step is None or step not in checkpoints.steps():
         saved = ", ".join(map(str, checkpoints.steps())) or "none"

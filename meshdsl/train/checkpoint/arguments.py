@@ -12,7 +12,7 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from .manifest import STEP_LIMIT
 
-__all__ = ["check_no_url", "check_options", "check_step", "parse_target", "warn"]
+__all__ = ["check_no_url", "check_options", "check_step", "is_url", "parse_target", "warn"]
 
 
 def check_options(directory: Any, keep: Any, chunk_bytes: Any, report: Any, seconds: Any) -> None:
@@ -27,14 +27,18 @@ def check_options(directory: Any, keep: Any, chunk_bytes: Any, report: Any, seco
         raise ShapeError(f"report must be a function of one text, got {report!r}")
     if not isinstance(directory, str | Path) or "\0" in str(directory):
         raise ShapeError(f"directory must be a path, got {directory!r}")
-    check_no_url(directory)
+
+
+def is_url(directory: Any) -> bool:
+    """True for an address such as `gs://bucket/run`."""
+    return isinstance(directory, str | Path) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)) is not None
 
 
 def check_no_url(directory: str | Path) -> None:
     """Raises `ShapeError` for the URL of an object store, which a file system would take for a folder `gs:`."""
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):
+    if is_url(directory):
         raise ShapeError(
-            f"directory is the URL {str(directory)!r}; checkpoints are files of a directory\n"
+            f"directory is the URL {str(directory)!r}; this reads and writes files of a directory\n"
             "  mount the bucket as a directory (gcsfuse, mountpoint-s3), or write to a disk and copy what is complete"
         )
 

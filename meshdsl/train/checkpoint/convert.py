@@ -28,7 +28,7 @@ from .read import StepReader, open_step
 from .store import Checkpoints
 from .strict import items, keys, parse, show, text
 
-__all__ = ["export_orbax", "export_safetensors", "import_orbax", "import_safetensors"]
+__all__ = ["export_orbax", "export_safetensors", "extra", "import_orbax", "import_safetensors", "nested"]
 
 _SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -55,7 +55,7 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *,
     out. Raises `CheckpointError` if the step is corrupt, `ShapeError` for a dtype that safetensors does not support,
     and `SaveError` if the file cannot be written.
     """
-    library, file = _extra("safetensors.numpy", "safetensors"), Path(file)
+    library, file = extra("safetensors.numpy", "safetensors"), Path(file)
     try:
         with _step(checkpoints, step) as reader:
             unsupported = [
@@ -96,7 +96,7 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
     Needs `pip install meshdsl[safetensors]`. The whole file is read into host memory. Raises `CheckpointError` if the
     file cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
     """
-    library = _extra("safetensors", "safetensors")
+    library = extra("safetensors", "safetensors")
 
     def read() -> tuple[dict[str, np.ndarray], Any]:
         with library.safe_open(str(file), framework="numpy") as opened:
@@ -123,20 +123,20 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, 
     Raises `CheckpointError` if the step is corrupt, `ShapeError` for a tensor of size 0, which orbax does not support,
     and `SaveError` if the directory exists or cannot be written.
     """
-    library = _extra("orbax.checkpoint", "orbax")
+    library = extra("orbax.checkpoint", "orbax")
     try:
         with _step(checkpoints, step) as reader:
             arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
             if empty := [path for path, values in arrays.items() if not values.size]:
                 raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
-            nested, metadata = _nested(arrays), _metadata(reader, arrays, prefix)
+            tree, metadata = nested(arrays), _metadata(reader, arrays, prefix)
         check_no_url(directory)
         path = Path(directory).absolute()
         if path.exists() or not path.parent.is_dir():
             reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
             raise SaveError(f"{directory} {reason}\n  give the path of a new directory in an existing folder")
         with _write_errors(path), library.StandardCheckpointer() as orbax:
-            orbax.save(path, nested, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
+            orbax.save(path, tree, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
     except MeshdslError as error:
         raise at(error, caller()) from None
 
@@ -157,7 +157,7 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     Needs `pip install meshdsl[orbax]`. The whole checkpoint is read into host memory. Raises `CheckpointError` if it
     cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
     """
-    library = _extra("orbax.checkpoint", "orbax")
+    library = extra("orbax.checkpoint", "orbax")
 
     def read() -> tuple[dict[str, np.ndarray], Any]:
         check_no_url(directory)
@@ -172,7 +172,8 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     return _named(str(directory), arrays, metadata, dims or {})
 
 
-def _extra(module: str, extra: str) -> ModuleType:
+def extra(module: str, extra: str) -> ModuleType:
+    """An optional module; raises `MeshdslError` naming the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -190,6 +191,10 @@ def _step(checkpoints: Any, step: Any) -> Iterator[StepReader]:
     """Opens a step of `checkpoints` for reading."""
     if not isinstance(checkpoints, Checkpoints):
         raise ShapeError(f"the first argument must be md.Checkpoints(directory), got {type(checkpoints).__name__}")
+    if checkpoints.in_store:
+        raise ShapeError(
+            f"{checkpoints.directory} has orbax checkpoints already\n  restore the step and save the tensors"
+        )
     check_step(step)
     checkpoints.wait()
     with open_step(checkpoints.directory, step) as reader:
@@ -225,18 +230,18 @@ def _sha256(values: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
 
 
-def _nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays as nested dicts, from which orbax derives its file names."""
-    nested: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for path, values in arrays.items():
         *folders, name = path.split("/")
-        inner = nested
+        inner = tree
         for folder in folders:
             inner = inner.setdefault(folder, {})
             if not isinstance(inner, dict):
                 raise ShapeError(f"orbax cannot store both {path!r} and a tensor whose path is a prefix of it")
         inner[name] = values
-    return nested
+    return tree
 
 
 def _read_errors(name: str, read: Callable[[], Any]) -> Any:

@@ -17,7 +17,7 @@ from ...layouts import Layout, MeshLike
 from ...lowering import Program
 from ...trace import Tensor
 from . import lock, processes
-from .arguments import check_options, check_step, parse_target, warn
+from .arguments import check_options, check_step, is_url, parse_target, warn
 from .directory import clean, is_good, links, note_newest, remove_step, set_aside, step_numbers
 from .files import open_root, remove_tree
 from .read import open_step, step_name
@@ -44,7 +44,19 @@ class Checkpoints:
     stopped, and waits up to a minute to know. In a program of several processes, all processes must make the same
     calls and share one file system. `report` receives a line about every skipped step; the default issues a warning.
     `seconds` is the time a process waits for the other processes' parts.
+
+    A URL (`gs://bucket/run`, `file:///tmp/run`) is written and read by Orbax (`pip install meshdsl[orbax]`), which
+    commits a step last; there is no lock, and dims are restored in the order in which they were saved.
     """
+
+    in_store = False  # True: written by Orbax at a URL
+
+    def __new__(cls, directory: str | Path, *args: Any, **kwargs: Any) -> Checkpoints:
+        if cls is Checkpoints and is_url(directory):
+            from .object_store import StoreCheckpoints
+
+            return object.__new__(StoreCheckpoints)
+        return super().__new__(cls)
 
     def __init__(
         self,

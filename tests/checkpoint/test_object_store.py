@@ -1,0 +1,105 @@
+"""Checkpoints at a URL: bitwise on every layout, committed last, and nothing lost in a run that is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import meshdsl as md
+from meshdsl.train import Keeping, train
+from tests.train.tiny import tiny
+
+DATA = (md.Mesh("all:2"), md.Layout("batch:all"))
+MODEL = (md.Mesh("all:2"), md.Layout("hidden:all"))  # 5 does not divide by 2: what is stored has padding
+SAVES = """
+import sys
+import meshdsl as md
+checkpoints = md.Checkpoints(sys.argv[1], keep=2)
+first = checkpoints.latest()
+for step in range(0 if first is None else first + 1, 10_000):
+    w, v = md.full("io:64 hidden:8", float(step)), md.full("io:64", -float(step))
+    checkpoints.save(step, {"params": {"w": w, "v": v}})
+    checkpoints.wait()
+    print(step, flush=True)
+"""
+
+
+def test_a_run_resumes_bitwise_on_another_layout(tmp_path: Path):
+    places = (f"file://{tmp_path}/store/run", str(tmp_path / "files"))
+    for place in places:
+        for steps, where in ((2, MODEL), (3, DATA)):
+            keep = Keeping(md.Checkpoints(place, keep=None), every=2, wait=True)
+            list(train(tiny, *where, steps=steps, eval_batches=0, keep=keep))
+    url, files = map(md.Checkpoints, places)
+    assert url.steps() == files.steps() and url.latest() == 3
+    for step in url.steps():
+        found, want = url.restore(step), files.restore(step)
+        assert found.key is not None and want.key is not None
+        assert (found.config, found.data, found.key.numpy().tolist()) == (
+            want.config,
+            want.data,
+            want.key.numpy().tolist(),
+        )
+        assert {p: x.numpy().tobytes() for p, x in found.tree.items()} == {
+            p: x.numpy().tobytes() for p, x in want.tree.items()
+        }
+    like = {"params": {"w": md.spec("io:3 hidden:5")}}
+    sharded = url.restore(2, like, mesh=MODEL[0], layout=MODEL[1]).tree["params"]["w"]
+    assert sharded.numpy().tobytes() == url.restore(2).tree["params/w"].numpy().tobytes()
+
+
+def test_an_uncommitted_step_is_neither_listed_nor_in_the_way(tmp_path: Path):
+    with md.Checkpoints(f"file://{tmp_path}/run", keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"w": md.full("io:4", float(step))})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3]
+        unfinished = tmp_path / "run" / "step-00000004.orbax-checkpoint-tmp"
+        os.rename(tmp_path / "run" / "step-00000003", unfinished)
+        assert checkpoints.restore().step == 2
+        checkpoints.save(4, {"w": md.full("io:4", 4.0)})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 4] and not unfinished.exists()
+        with pytest.raises(md.SaveError, match="step-00000004 already exists"):
+            checkpoints.save(4, {"w": md.full("io:4", 4.0)})
+        for part in (tmp_path / "run" / "step-00000004" / "state").rglob("d/*"):
+            part.write_bytes(b"")
+        with pytest.warns(RuntimeWarning, match="skipped step-00000004"):
+            assert checkpoints.restore().step == 2
+        with pytest.raises(md.ShapeError, match="w: is float"):
+            checkpoints.restore(2, {"w": md.spec("io:5")})
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(md.MeshdslError, match=r"pip install 'meshdsl\[orbax\]'"):
+        md.Checkpoints("gs://bucket/run")
+
+
+def killed(folder: Path, seconds: float) -> tuple[int, int]:
+    """Save until killed; the last step that was reported, and the newest found afterwards."""
+    command = [sys.executable, "-c", SAVES, f"file://{folder}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    time.sleep(seconds)
+    process.kill()
+    lines += process.communicate()[0].splitlines()
+    done = int([line for line in lines if line.strip()][-1])
+    found = md.Checkpoints(f"file://{folder}").restore()
+    assert (found.tree["params/w"].numpy() == found.step).all() and (
+        found.tree["params/v"].numpy() == -found.step
+    ).all()
+    return done, found.step
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_lose_nothing(tmp_path: Path):
+    for n in range(100):
+        done, found = killed(tmp_path / "run", 0.0037 * n)
+        assert done <= found <= done + 1, (done, found)
