@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import secrets
 from collections.abc import Callable
@@ -53,9 +54,8 @@ class Checkpoints:
 
     def __new__(cls, directory: str | Path, *args: Any, **kwargs: Any) -> Checkpoints:
         if cls is Checkpoints and is_url(directory):
-            from .object_store import StoreCheckpoints
-
-            return object.__new__(StoreCheckpoints)
+            store = importlib.import_module(f"{__package__}.object_store")  # a subclass, which imports this module
+            return object.__new__(store.StoreCheckpoints)
         return super().__new__(cls)
 
     def __init__(
