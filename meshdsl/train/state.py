@@ -19,7 +19,6 @@ from typing import Any
 
 import meshdsl as md
 
-from .checkpoint.arguments import is_url
 from .iterators import go_to
 from .values import UsageError, as_json
 
@@ -165,13 +164,13 @@ class Keeping:
             return None, None
         if not self.resume:
             raise UsageError("--resume must be auto, never or the path of a checkpoint; it is empty")
-        path = md.Checkpoints(self.resume).directory if is_url(self.resume) else Path(self.resume)
+        path = md.Checkpoints(self.resume).directory if "://" in self.resume else Path(self.resume)
         match = re.fullmatch(r"step-(\d{8,16})", path.name)
         folder = path.parent if match else path
         if not path.is_dir():
             raise UsageError(f"--resume must be auto, never or the path of a checkpoint; there is no {self.resume!r}")
         step = int(match[1]) if match else None
-        if is_url(self.resume):
+        if "://" in self.resume:
             at_url = self.resume.removesuffix(f"/{path.name}") if match else self.resume
             return (own if folder == own.directory else md.Checkpoints(at_url, report=own.report)), step
         if os.path.exists(own.directory) and os.path.samefile(folder, own.directory):
