@@ -53,6 +53,11 @@ GROUPS = {
         "{dispatch}.{wraps}",
         {"growth": "{growth:.2f}", "all_to_all": "{all_to_all_growth:.2f}"},
     ),
+    "mesh_tensorflow": Group(
+        "benchmarks.mesh_tensorflow", "{table}.{d_ff}.{d_head}", {"billions": "{billions:.2f}"}
+    ),
+    "dispatch": Group("benchmarks.paper_tables", "{operator}", {"growth": "{time_growth:.1f}"}),
+    "cores": Group("benchmarks.mesh_tensorflow", "section.{section}", {"share": "{peak_share:.0%}"}),
     "updates": Group(
         "models.sharded_update --json",
         "{setting}",
