@@ -5,6 +5,10 @@
 The attention is that of models/latent_attention.py. The first layers, a loop over `dense`, have one feed-forward layer.
 The gate's bias has no gradient; it is read and written with the weights, and no rule here updates it. The predicted
 second token (section 2.2) is left out. The layouts are those of models/mixtral.py.
+
+By default, no token is dropped: the experts compute grouped products, which gather experts that are on different
+devices. The preset `deepseek_v3` keeps them where they are and sends slots: with `capacity_factor=1.25`, a sequence is
+a group, and tokens beyond an expert's slots skip it. The paper drops none (`capacity_factor=0`).
 """
 
 from __future__ import annotations
@@ -39,13 +43,16 @@ class Config(causal.Config):
     groups: int = 4
     best_groups: int = 2
     scale: float = 2.5  # of the chosen experts' weights
-    dispatch: str = "grouped"  # or "index" or "einsum", of md.nn.moe_layer
+    capacity_factor: float = 0.0  # 0: no token is dropped
+    dispatch: str = "auto"  # of md.nn.moe_layer; auto: "grouped" if no token is dropped, else "index"
     rotary: Rotary = Rotary()  # noqa: RUF009 - a frozen value
 
 
 def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     """The network of models/causal.py, and its empty cache."""
     (_, wide, _, d_ff, _), precision, attention = config.dims(), config.precision, LatentAttention(config)
+    factor = config.capacity_factor
+    dispatch = ("index" if factor else "grouped") if config.dispatch == "auto" else config.dispatch
     norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
     def dense(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
@@ -56,9 +63,10 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
         x = x + attend(norm(x, name="norm_1"))
         y = norm(x, name="norm_2")
         routed = mixtral.experts(
-            y, md.Dim("expert", config.experts), md.Dim("d_ff", config.d_expert), router="deepseek_v3", k=config.chosen,
-            groups=config.groups, best_groups=config.best_groups, scale=config.scale, dispatch=config.dispatch,
-            precision=precision,
+            y, md.Dim("expert", config.experts), md.Dim("d_ff", config.d_expert), together=bool(factor),
+            router="deepseek_v3", k=config.chosen, groups=config.groups, best_groups=config.best_groups,
+            scale=config.scale, capacity_formula="paper" if factor else "all", capacity_factor=factor or 1.0,
+            dispatch=dispatch, precision=precision,
         )  # fmt: skip
         both = md.Dim("d_ff", config.d_expert * config.shared)
         return x + routed + causal.gated(y, both, precision, name="shared")
@@ -76,4 +84,5 @@ deepseek_v3 = deepseek.replace(
     batch=15360, length=4096, vocab=129280, layers=61, dense_layers=3, d_model=7168, heads=128, d_ff=18432,
     query_latent=1536, latent=512, d_head=128, d_rotary=64, d_value=128, d_expert=2048, experts=256, chosen=8, groups=8,
     best_groups=4, rotary=Rotary(10000.0, 40.0, "yarn", 1.0, 32.0, 4096, 1.0), compute_dtype="bfloat16",
+    capacity_factor=1.25, remat=True,
 )  # fmt: skip

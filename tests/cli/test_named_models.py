@@ -69,3 +69,10 @@ def test_checkpoints_at_a_url_are_resumed(tmp_path: Path):
     run = here(*options, "--steps", "2", "--json")
     assert run.code == 0 and '"resume"' in run.out, run.err
     assert {p.name for p in (tmp_path / "store").iterdir()} >= {"config.toml", "step-00000001", "step-00000002"}
+
+
+def test_deepseek_v3_keeps_its_experts_sharded():
+    layout = "batch:rows;expert:rows;vocab:cols;d_ff:cols;heads:cols"
+    run = here("analyze", "deepseek-v3", "--mesh", "rows:256;cols:8", "--layout", layout, "--machine", "h100",
+               "--weight-update", "sharded", "--microbatches", "60", "--json")  # fmt: skip
+    assert run.code == 0 and json.loads(run.out)["peak_bytes"] < 50e9, run.err
