@@ -17,7 +17,7 @@ from ..updates.groups import group_of
 from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
-from .knobs import check_kernel, check_steps
+from .knobs import check_chunks, check_kernel, check_steps
 from .pipeline import Options
 from .plan import Plan, planned
 
@@ -39,6 +39,7 @@ def compile(
     machine: Machine | str | os.PathLike[str] | None = None,
     unroll: bool = False,
     steps: str = "auto",
+    chunks: int = 1,
     strict: bool = True,
 ) -> Compiled:
     """Compile `f` to one SPMD program on a mesh, under a layout.
@@ -70,12 +71,13 @@ def compile(
     With `microbatches`, a step that takes this keyword argument (`workload.train_step()` does) divides its batch into
     so many parts. Under a layout that maps the dim of its layers to mesh axes, these axes are then the stages of a
     pipeline: each device computes the layers it stores, and micro-batches go from stage to stage.
+    With `chunks`, each stage has so many blocks of layers, interleaved with those of the others: a shorter bubble.
 
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
-    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel`, `unroll` and `steps`,
-    and sets rematerialisation and micro-batches of a step that takes them (`workload.train_step()` does).
+    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel`, `unroll`, `steps`
+    and `chunks`, and sets rematerialisation and micro-batches of a step that takes them (`workload.train_step()` does).
     `plan.machine` is used if no `machine` is given.
 
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
@@ -94,9 +96,9 @@ def compile(
         step, unplanned = plan or Plan(microbatches=microbatches), f
         f = planned(f, step, strict)
         if plan is not None:
-            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps)
+            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps, chunks)
             mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
-            attention_kernel, unroll, steps = plan.attention_kernel, plan.unroll, plan.steps
+            attention_kernel, unroll, steps, chunks = plan.attention_kernel, plan.unroll, plan.steps, plan.chunks
             machine = machine or plan.machine
         if mesh is None:
             raise LayoutError(
@@ -119,7 +121,14 @@ def compile(
             group_of(mesh, updates.group)
         fixed = static_names(f, static)
         options = Options(
-            updates, unroll, windows, cost_machine, check_kernel(attention_kernel), steps=steps, strict=strict
+            updates,
+            unroll,
+            windows,
+            cost_machine,
+            check_kernel(attention_kernel),
+            steps=steps,
+            chunks=check_chunks(chunks),
+            strict=strict,
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
@@ -138,11 +147,12 @@ def _check_alone(
     unroll: bool,
     microbatches: int,
     steps: str,
+    chunks: int,
 ) -> None:
     """Raise `LayoutError` for options that a plan already has."""
     is_set = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
     is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto", "unroll": unroll}
-    is_set |= {"microbatches": microbatches != 1, "steps": steps != "auto"}
+    is_set |= {"microbatches": microbatches != 1, "steps": steps != "auto", "chunks": chunks != 1}
     twice = [name for name, is_given in is_set.items() if is_given]
     if twice:
         raise LayoutError(

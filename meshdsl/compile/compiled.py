@@ -253,6 +253,7 @@ class Compiled:
             attention_kernel=self.options.attention_kernel,
             unroll=self.options.unroll,
             steps=self.options.steps,
+            chunks=self.options.chunks,
         )
         machine = self.options.machine
         return plan if machine is None or not plan.may_use_machine else plan.replace(machine=machine_text(machine))

@@ -15,7 +15,8 @@ from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
 __all__ = [
-    "KNOBS", "Knob", "check_kernel", "check_microbatches", "check_remat", "check_steps", "check_unroll", "toml",
+    "KNOBS", "Knob", "check_chunks", "check_kernel", "check_microbatches", "check_remat", "check_steps", "check_unroll",
+    "toml",
 ]  # fmt: skip
 
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
@@ -48,6 +49,12 @@ def _show_remat(remat: str) -> str:
 def check_microbatches(count: Any) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise LayoutError(f"microbatches={count!r}: a step divides its batch into 1 part or more")
+    return count
+
+
+def check_chunks(count: Any) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise LayoutError(f"chunks={count!r}: a pipeline stage has 1 block of layers or more")
     return count
 
 
@@ -190,4 +197,5 @@ KNOBS = (
     Knob("unroll", "unroll", False, lambda x: "loops" if x else "nothing", bool, lambda x: x),
     Knob("steps", "collectives in steps", "auto", str, str, lambda x: _text("steps", x)),
     Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
+    Knob("chunks", "chunks of a stage", 1, str, int, lambda x: x),
 )  # fmt: skip

@@ -51,6 +51,7 @@ class Options:
     attention_kernel: str = "auto"
     platform: str = ""  # for which the kernels of attentions are chosen; "": that of JAX's default backend
     steps: str = "auto"  # how collectives over several levels of the machine's network are sent
+    chunks: int = 1  # blocks of layers of each pipeline stage
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
     strict: bool = True  # an option without effect is an error; otherwise a warning
 
@@ -84,7 +85,7 @@ def _decides(options: Options) -> Machine | None:
 
 
 def _pipeline(state: PassState, options: Options) -> PassState:
-    graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout)
+    graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout, options.chunks)
     program = None if schedules else state.program  # a search lowers layouts together, without pipelines
     return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules, program=program)
 

@@ -24,7 +24,7 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KNOBS, check_kernel, check_microbatches, check_remat, check_steps, check_unroll, toml
+from .knobs import KNOBS, check_chunks, check_kernel, check_microbatches, check_remat, check_steps, check_unroll, toml
 
 __all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
 
@@ -49,9 +49,9 @@ class Plan:
     devices. `remat` is what a backward pass recomputes instead of storing it: "none"; "full", everything inside a
     layer; "offload", the same, with the layers' inputs in the host's memory; "products", all but the results of
     products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as the model says. `microbatches` is the
-    number of parts into which a step divides the batch, computed one at a time. `attention_kernel` and `unroll` are
-    those of `md.compile`, and so is `steps`. `machine` decides what "auto" leaves open, and the order of an overlap
-    plan.
+    number of parts into which a step divides the batch, computed one at a time. `chunks` is the number of blocks of
+    layers of each pipeline stage. `attention_kernel` and `unroll` are those of `md.compile`, and so is `steps`.
+    `machine` decides what "auto" leaves open, and the order of an overlap plan.
 
     Raises `LayoutError` for values that are not available, and `md.NoEffectError` for a machine that decides nothing;
     with `strict=False` it is dropped with a `md.NoEffectWarning`.
@@ -67,6 +67,7 @@ class Plan:
     unroll: bool
     steps: str
     machine: str | None
+    chunks: int
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Plan:
         unroll: bool = False,
         steps: str = "auto",
         machine: str | None = None,
+        chunks: int = 1,
         *,
         strict: bool = True,
     ):
@@ -94,6 +96,7 @@ class Plan:
             "unroll": check_unroll(unroll),
             "steps": check_steps(steps),
             "machine": machine,
+            "chunks": check_chunks(chunks),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -190,7 +193,7 @@ class Plan:
             raise LayoutError(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
 
     def __str__(self) -> str:
-        rare = ("attention_kernel", "unroll", "steps", "machine")
+        rare = ("chunks", "attention_kernel", "unroll", "steps", "machine")
         shown = [k for k in KNOBS if k.name not in rare or getattr(self, k.name) != k.default]
         width = max(len(knob.title) for knob in shown)
         return "\n".join(f"{knob.title:<{width}}  {knob.show(getattr(self, knob.name))}" for knob in shown)

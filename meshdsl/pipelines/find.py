@@ -82,7 +82,7 @@ def values(body: Graph, given: Sequence[Var], wanted: Sequence[Var]) -> Graph:
     return dce(Graph(tuple(given), eqns, tuple(wanted)))
 
 
-def find(eqn: Eqn, mesh: Mesh, layout: Layout) -> Loop | None:
+def find(eqn: Eqn, mesh: Mesh, layout: Layout, chunks: int = 1) -> Loop | None:
     """The pipeline of an equation; None if it is no loop over micro-batches of layers that are mapped to stages.
 
     Raises `LayoutError`, with the user's line, for such a loop that cannot run as a pipeline.
@@ -95,12 +95,12 @@ def find(eqn: Eqn, mesh: Mesh, layout: Layout) -> Loop | None:
     forward, backward = pairs[0]
     dim = loop_of(forward).dim
     stages = mesh.count(layout.axes(dim.name))
-    _check(eqn, pairs, stages)
+    _check(eqn, pairs, stages, chunks)
     levels = _levels(eqn.control, forward, backward)
     if max((levels[v] for v in forward.ins), default=Level.FIXED) > Level.BEFORE:
         raise _refused(forward, dim, "its layers read what a later part of the same micro-batch computes")
     terms = _terms(eqn.control, forward, backward, levels)
-    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips), levels, terms)
+    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips, chunks), levels, terms)
 
 
 def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
@@ -145,13 +145,15 @@ def _leaves(loop: Scan, i: int) -> list[Var]:
     return leaves
 
 
-def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int) -> None:
+def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int, chunks: int) -> None:
     """Raise `LayoutError` for a loop over micro-batches that cannot run as a pipeline."""
     loop = loop_of(eqn)
     forward, backward = pairs[0]
     dim = loop_of(forward).dim
     if stages > dim.size:
         raise _refused(forward, dim, f"the layout makes {stages} stages of {dim.size} layers; a stage has at least one")
+    if chunks > 1:
+        _check_chunks(forward, dim, eqn.trips, stages, chunks)
     same = [e for e in loop.body.eqns if isinstance(e.control, Scan) and e.control.dim == dim]
     if len(pairs) > 1 or len(same) > 2:
         other = next(e for pair in [*pairs, same] for e in pair if e not in (forward, backward))
@@ -168,6 +170,15 @@ def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int) -> None:
     for i in range(loop.carries):
         if running_sum(loop.body, loop.body.ins[loop.consts + i], loop.body.outs[i]) is None:
             raise _refused(eqn, dim, "a micro-batch reads what another one computed, and they run at the same time")
+
+
+def _check_chunks(forward: Eqn, dim: Dim, microbatches: int, stages: int, chunks: int) -> None:
+    if stages * chunks > dim.size:
+        raise _refused(forward, dim, f"{stages} stages of {chunks} chunks have more blocks than there are layers")
+    if microbatches % stages:
+        raise _refused(forward, dim, f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}")
+    if chunks > stages:
+        raise _refused(forward, dim, f"a stage has at most as many chunks as there are stages, {stages}")
 
 
 def _refused(eqn: Eqn, dim: Dim, why: str) -> MeshdslError:

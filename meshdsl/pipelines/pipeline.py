@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..dims import Dim
+from ..errors.no_effect import NoEffectError
 from ..ir import Eqn, Graph, Var, verify, walk
 from ..layouts import Layout, Mesh
 from ..passes.simplify import simplify
@@ -17,13 +18,18 @@ from .ticks import Dims, run_ticks
 __all__ = ["pipelined"]
 
 
-def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
+def pipelined(graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
     """The graph with pipelines, the layout with their dims of stages, and their schedules.
 
     Raises `LayoutError`, with the user's line, for a loop over micro-batches whose layers are mapped to stages and that
-    cannot run in stages.
+    cannot run in stages; `NoEffectError` for chunks without a pipeline.
     """
-    found = [loop for eqn, _ in walk(graph) if (loop := find(eqn, mesh, layout)) is not None]
+    found = [loop for eqn, _ in walk(graph) if (loop := find(eqn, mesh, layout, chunks)) is not None]
+    if not found and chunks > 1:
+        raise NoEffectError(
+            f"chunks={chunks} has no effect: no loop over micro-batches has layers in pipeline stages\n"
+            "  map the dim of the layers to an axis and divide the batch with microbatches=, or leave chunks out"
+        )
     if not found:
         return graph, layout, ()
     names = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims} | set(layout.rules)
@@ -32,7 +38,8 @@ def pipelined(graph: Graph, mesh: Mesh, layout: Layout) -> tuple[Graph, Layout, 
     rules = dict(layout.rules)
     for loop in found:
         dims = _dims(loop, names, layout)
-        rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
+        for dim in (dims.stages.stage, dims.stages.home):
+            rules |= {} if dim is None else {dim.name: layout.axes(loop.dim.name)}
         schedules.append(dataclasses.replace(loop.schedule, loops=tuple(dim.name for dim in dims.ticks)))
         types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
@@ -51,9 +58,12 @@ def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
         return Dim(name, size)
 
     schedule = loop.schedule
-    inner = fresh(f"{loop.dim.name}_of_stage", -(-loop.dim.size // schedule.stages))
+    inner = fresh(f"{loop.dim.name}_of_stage", -(-loop.dim.size // (schedule.stages * schedule.chunks)))
     stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner)
-    ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.microbatches, schedule.warm), strict=True)
+    if schedule.chunks > 1:
+        chunk, home = fresh("chunk", schedule.chunks), fresh(f"{loop.dim.name}_home", schedule.stages)
+        stages = dataclasses.replace(stages, chunk=chunk, home=home)
+    ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.both, schedule.warm), strict=True)
     a, b, c = (fresh(name, size) for name, size in ticks)
     others = {d.name for eqn, _ in walk(loop.body) for v in (*eqn.ins, *eqn.outs) for d in v.dims} - {loop.dim.name}
     shared = any(not set(layout.axes(loop.dim.name)).isdisjoint(layout.axes(name)) for name in others)

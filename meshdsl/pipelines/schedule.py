@@ -4,11 +4,16 @@ Stage s computes the forward pass of micro-batch i in tick i + s and its backwar
 1F1B (Narayanan et al., 2019, PipeDream-Flush), in lock-step. So the last stage does both in one tick. A step has S-1
 ticks of forward passes, M ticks of both, and S-1 ticks of backward passes, which takes the time of M+S-1 ticks of both.
 A stage keeps what its backward pass reads in a ring of 2(S-1)+1 slots, whatever M is.
+
+With v chunks (Narayanan et al., 2021, section 2.2), stage s has the blocks q = cS + s of layers, for c below v, and a
+tick computes one block. Micro-batch gS + p runs forward through block q in tick gSv + p + q and backward in tick
+gSv + p + 2(Sv-1) - q, so the bubble is (S-1)/v of the time of a micro-batch, and the ring has 2(Sv-1)+1 smaller slots.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["Schedule", "bubble"]
 
@@ -25,12 +30,13 @@ class Schedule:
 
     stages: int
     microbatches: int
-    loops: tuple[str, ...] = ()  # names of the dims of its loops in a program: forward passes, both, backward passes
+    chunks: int = 1  # blocks of layers of each stage
+    loops: tuple[str, ...] = field(default=(), repr=False)  # dims of its loops: forward passes, both, backward passes
 
     @property
     def delay(self) -> int:
         """Ticks between the forward and the backward pass of a micro-batch on the first stage."""
-        return 2 * (self.stages - 1)
+        return 2 * self.warm
 
     @property
     def slots(self) -> int:
@@ -40,17 +46,27 @@ class Schedule:
     @property
     def warm(self) -> int:
         """Ticks before the first backward pass; as many follow after the last forward pass."""
-        return self.stages - 1
+        return self.stages * self.chunks - 1
+
+    @property
+    def both(self) -> int:
+        """Ticks of a forward and a backward pass."""
+        return self.microbatches * self.chunks + self.stages - 1 - self.warm
+
+    @property
+    def turn(self) -> int:
+        """Ticks by which the first backward pass of a stage's first chunk is later than that of its last one."""
+        return (self.chunks - 1) * self.stages
 
     @property
     def ticks(self) -> int:
         """All ticks of a step."""
-        return self.microbatches + self.delay
+        return self.both + self.delay
 
     @property
     def bubble(self) -> float:
         """The fraction of a step in which a stage computes nothing of use."""
-        return bubble(self.stages, self.microbatches)
+        return bubble(self.stages, self.microbatches, self.chunks)
 
     def ticks_of(self, loop: str) -> str:
         """The ticks that a loop of the program runs, by the name of its dim; "" for another loop.
@@ -58,7 +74,7 @@ class Schedule:
         >>> Schedule(4, 16, loops=("fill", "steady", "drain")).ticks_of("steady")
         'ticks 3 to 18: forward and backward'
         """
-        lengths = (self.warm, self.microbatches, self.warm)
+        lengths = (self.warm, self.both, self.warm)
         passes = ("forward", "forward and backward", "backward")
         first = 0
         for name, length, what in zip(self.loops, lengths, passes, strict=False):
@@ -69,23 +85,40 @@ class Schedule:
 
     def to_dict(self) -> dict[str, float]:
         """Plain values for JSON."""
-        return {"stages": self.stages, "microbatches": self.microbatches, "ticks": self.ticks, "bubble": self.bubble}
+        sizes = {"stages": self.stages, "microbatches": self.microbatches, "chunks": self.chunks}
+        return {**sizes, "ticks": self.ticks, "bubble": self.bubble}
 
-    def forward(self, stage: int, tick: int) -> int | None:
-        """The micro-batch whose forward pass a stage computes in a tick; None in a bubble."""
+    def forward(self, stage: int, tick: int) -> tuple[int, int] | None:
+        """The micro-batch and the chunk whose forward pass a stage computes in a tick; None in a bubble."""
         return self._real(tick - stage)
 
-    def backward(self, stage: int, tick: int) -> int | None:
-        """The micro-batch whose backward pass a stage computes in a tick; None in a bubble."""
-        return self._real(tick - self.delay + stage)
+    def backward(self, stage: int, tick: int) -> tuple[int, int] | None:
+        """The micro-batch and the chunk whose backward pass a stage computes in a tick; None in a bubble."""
+        unit = self._real(tick - self.delay + stage + self.turn)
+        return unit and (unit[0], self.chunks - 1 - unit[1])
 
-    def _real(self, microbatch: int) -> int | None:
-        return microbatch if 0 <= microbatch < self.microbatches else None
+    def _real(self, unit: int) -> tuple[int, int] | None:
+        return self.unit(unit) if 0 <= unit < self.microbatches * self.chunks else None
+
+    def unit(self, number: Any) -> tuple[Any, Any]:
+        """The micro-batch and the chunk of a stage's unit of work, by its number in the order of the forward passes.
+
+        >>> [Schedule(stages=2, microbatches=4, chunks=2).unit(number) for number in range(6)]
+        [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0)]
+        """
+        if self.chunks == 1:
+            return number, 0
+        s, chunks = self.stages, self.chunks
+        return number // (s * chunks) * s + number % s, number // s % chunks
+
+    def name(self, kind: str, unit: tuple[int, int]) -> str:
+        """A unit in a table, such as F3; with several chunks F3.1, whose last number is the chunk."""
+        return f"{kind}{unit[0]}" + (f".{unit[1]}" if self.chunks > 1 else "")
 
     def __str__(self) -> str:
         def cell(stage: int, tick: int) -> str:
             forward, backward = self.forward(stage, tick), self.backward(stage, tick)
-            return " ".join(f"{kind}{i}" for kind, i in (("F", forward), ("B", backward)) if i is not None) or "-"
+            return " ".join(self.name(kind, unit) for kind, unit in (("F", forward), ("B", backward)) if unit) or "-"
 
         rows = [["tick", *map(str, range(self.ticks))]]
         rows += [[f"stage {s}", *(cell(s, t) for t in range(self.ticks))] for s in range(self.stages)]
@@ -93,10 +126,10 @@ class Schedule:
         return "\n".join("  ".join(f"{x:<{w}}" for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def bubble(stages: int, microbatches: int) -> float:
-    """The fraction of a step in which a stage of a pipeline computes nothing of use: (S-1) / (M+S-1).
+def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:
+    """The fraction of a step in which a stage of a pipeline computes nothing of use: (S-1) / (Mv+S-1) of v chunks.
 
-    >>> bubble(stages=4, microbatches=9)
-    0.25
+    >>> bubble(stages=4, microbatches=9), bubble(stages=5, microbatches=8, chunks=2)
+    (0.25, 0.2)
     """
-    return (stages - 1) / (microbatches + stages - 1)
+    return (stages - 1) / (microbatches * chunks + stages - 1)

@@ -15,7 +15,7 @@ from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Eqn, Scan, Type
 from ..ops.dynamic import dynamic_update_slice
-from ..ops.elementwise import where
+from ..ops.elementwise import minimum, where
 from ..ops.indexing import iota, take
 from ..ops.placement import prefer
 from ..ops.reductions import broadcast, sum
@@ -44,11 +44,18 @@ class StageDims:
     layer: Dim
     stage: Dim
     inner: Dim
+    chunk: Dim | None = None  # if a stage has several blocks of layers
+    home: Dim | None = None  # then: the stages, as the layout stores their layers
+
+    @property
+    def chunks(self) -> int:
+        """Blocks of layers of a stage."""
+        return 1 if self.chunk is None else self.chunk.size
 
     @property
     def padded(self) -> int:
-        """The number of layers if every stage had as many as the first."""
-        return self.stage.size * self.inner.size
+        """The number of layers if every block had as many as the first."""
+        return self.stage.size * self.chunks * self.inner.size
 
 
 def staged(x: Tensor, stage: Dim) -> Tensor:
@@ -57,16 +64,59 @@ def staged(x: Tensor, stage: Dim) -> Tensor:
 
 
 def layers_of_stages(x: Tensor, dims: StageDims, place: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-    """A stack [layer ...] as [stage inner ...]; its blocks stay where they are."""
+    """A stack [layer ...] as [stage inner ...]; its blocks stay where they are. With chunks, see `interleaved`."""
     x = pad(x, dims.layer, 0, dims.padded - dims.layer.size) if dims.padded > dims.layer.size else x
+    if dims.chunk is not None:
+        return interleaved(x, dims)
     return unflatten(place(x), dims.layer.name, [dims.stage, dims.inner])
 
 
-def own_layers(x: Tensor, dims: StageDims) -> Tensor:
-    """A stack [stage layer ...], one for each stage, as [stage inner ...]: each stage takes its own layers."""
-    every = Dim(f"{dims.stage.name}__of_layer", dims.stage.size)
-    blocks = layers_of_stages(x, dataclasses.replace(dims, stage=every), lambda x: by_stage(x, dims))
-    return take(blocks, iota(dims.stage), every)
+def interleaved(x: Tensor, dims: StageDims) -> Tensor:
+    """A stack [layer ...], padded, as [stage chunk inner ...]: one exchange brings block q to stage q mod S.
+
+    The layout stores blocks hv to hv+v-1 on stage h, so h has at most one block for each stage if v is at most S.
+    """
+    home, rank, chunk = _interleaved_dims(dims)
+    x = unflatten(x, dims.layer.name, [home, rank, dims.inner])
+    to = take(x, prefer(minimum(_block(dims), rank.size - 1), home), rank)  # of what is not there, nobody reads it
+    came = prefer(prefer(to, home), dims.stage)
+    return take(came, _sums(iota(chunk) * dims.stage.size, iota(dims.stage)) // rank.size, home)
+
+
+def layered(x: Tensor, dims: StageDims) -> Tensor:
+    """The inverse of `interleaved`: [stage chunk inner ...] as [layer ...], padded."""
+    home, rank, chunk = _interleaved_dims(dims)
+    number = (_block(dims) + iota(home) * rank.size) // dims.stage.size
+    to = take(x, prefer(minimum(number, chunk.size - 1), dims.stage), chunk)
+    came = prefer(prefer(to, dims.stage), home)
+    x = take(came, _sums(iota(home) * rank.size, iota(rank)) % dims.stage.size, dims.stage)
+    return flatten(x, [home, rank, dims.inner], Dim(dims.layer.name, dims.padded))
+
+
+def _interleaved_dims(dims: StageDims) -> tuple[Dim, Dim, Dim]:
+    """The stages as the layout stores their layers, the number of a block there, and the chunks."""
+    assert dims.home is not None and dims.chunk is not None
+    return dims.home, Dim(f"{dims.home.name}__block", dims.chunk.size), dims.chunk
+
+
+def _sums(x: Tensor, y: Tensor) -> Tensor:
+    """[x y]: every sum of an element of x and one of y."""
+    return broadcast(x, (*x.dims, *y.dims)) + y
+
+
+def _block(dims: StageDims) -> Tensor:
+    """[home stage]: which of a home's blocks goes to a stage; from v on, none of them does."""
+    home, rank, _ = _interleaved_dims(dims)
+    s = dims.stage.size
+    stage = prefer(broadcast(iota(dims.stage), (home, dims.stage)), home)
+    return (stage + (s - iota(home) * rank.size % s)) % s
+
+
+def own_layers(x: Tensor, dims: StageDims, block: Tensor) -> Tensor:
+    """A stack [stage layer ...], one for each stage, as [stage inner ...]: each stage takes the layers of one block."""
+    every = Dim(f"{dims.stage.name}__of_layer", dims.stage.size * dims.chunks)
+    blocks = layers_of_stages(x, StageDims(dims.layer, every, dims.inner), lambda x: by_stage(x, dims))
+    return take(blocks, block, every)
 
 
 def by_stage(x: Tensor, dims: StageDims) -> Tensor:
@@ -75,8 +125,12 @@ def by_stage(x: Tensor, dims: StageDims) -> Tensor:
 
 
 def stacked_again(x: Tensor, dims: StageDims) -> Tensor:
-    """A stack [stage inner ...] as [layer ...]."""
-    x = flatten(x, [dims.stage, dims.inner], Dim(dims.layer.name, dims.padded))
+    """A stack [stage inner ...], or [stage chunk inner ...], as [layer ...]."""
+    x = (
+        layered(x, dims)
+        if dims.chunk is not None
+        else flatten(x, [dims.stage, dims.inner], Dim(dims.layer.name, dims.padded))
+    )
     return slice(x, dims.layer.name, 0, dims.layer.size) if dims.padded > dims.layer.size else x
 
 
@@ -93,18 +147,25 @@ class Rings:
 
 
 def run_stages(
-    eqn: Eqn, ins: Sequence[Tensor], dims: StageDims, *, read: Rings | None = None, written: Rings | None = None
+    eqn: Eqn,
+    ins: Sequence[Tensor],
+    dims: StageDims,
+    block: Tensor,
+    *,
+    read: Rings | None = None,
+    written: Rings | None = None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """The last carries [stage ...] and the rows [stage inner ...] of a loop over layers, of all stages, and its rings.
 
     `ins` are the operands of `eqn`: constants and carries may have the dim `stage`, rows are [stage inner ...]. Rows
-    that are `read` from rings are missing in `ins`. The loop reads and writes a ring in place, one layer at a time.
+    that are `read` from rings are missing in `ins`. `block` [stage] is the number of each stage's block of layers. The
+    loop reads and writes a ring in place, one layer at a time.
     """
     consts, carries, rows = loop_of(eqn).inputs(ins)
     number = iota(dims.inner)
     rows = [*rows, number]
     if dims.padded > dims.layer.size:
-        here = broadcast(iota(dims.stage) * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size
+        here = broadcast(block * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size
         rows.append(here)
     kept = [each for each in (read, written) if each is not None]
     consts = [*consts, *(each.first for each in kept), *(read.rows.values() if read else ())]

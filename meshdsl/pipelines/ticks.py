@@ -20,7 +20,7 @@ from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
 from ..ops.reductions import broadcast, sum
-from ..ops.slicing import shift
+from ..ops.slicing import roll, shift
 from ..trace import Tensor, bind1, evaluate
 from .find import Level, Loop, loop_of, values
 from .stages import (
@@ -55,7 +55,7 @@ class Dims:
 def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
     """The results of the loop over micro-batches, from its operands."""
     pipe, schedule = _pipe(loop, dims, ins), loop.schedule
-    starts = (0, schedule.warm, schedule.microbatches + schedule.warm)
+    starts = (0, schedule.warm, schedule.both + schedule.warm)
     ticks = [iota(dim) + start if start else iota(dim) for dim, start in zip(dims.ticks, starts, strict=True)]
 
     def fill(state: Any, tick: Tensor) -> Any:
@@ -175,7 +175,15 @@ class _Pipe:
 
     @cached_property
     def _every(self) -> Dim:
-        return Dim(f"{self.stage.name}__collected", self.stage.size)
+        return Dim(f"{self.stage.name}__collected", self.stage.size * self.loop.schedule.chunks)
+
+    def unit(self, number: Tensor) -> tuple[Tensor, Tensor | int]:
+        """The micro-batch and the chunk of a stage's unit of work (`Schedule.unit`); in a bubble, any."""
+        return self.loop.schedule.unit(maximum(number, 0) if self.loop.schedule.chunks > 1 else number)
+
+    def _moved(self, xs: Sequence[Tensor], by: int) -> list[Tensor]:
+        """Values that go to the next stage; with chunks, those of the last stage go to the next chunk of the first."""
+        return [(roll if self.loop.schedule.chunks > 1 else shift)(x, self.stage, by) for x in xs]
 
     def before_backward(self) -> tuple[list[Tensor], Sums]:
         """The carries of the backward loop, and the sums, before the first tick with a backward pass."""
@@ -183,8 +191,9 @@ class _Pipe:
         states = [*(carries[i] for i in self.loop.shipped), *self.crossing]
         sums: Sums = {}
         for i, terms in enumerate(self.loop.terms):
-            inner = self.dims.stages.inner
-            sums |= {("rows", n): self._zeros((inner, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
+            stages = self.dims.stages
+            blocks = (stages.inner,) if stages.chunk is None else (stages.chunk, stages.inner)
+            sums |= {("rows", n): self._zeros((*blocks, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
             sums |= {("carry", n): self._zeros(carries[n].dims, carries[n]) for n in terms.carries}
             if terms.between or terms.after:
                 sums["terms", i] = zeros_like(self.loop.eqn.outs[i].type)
@@ -198,33 +207,36 @@ class _Pipe:
         loop, stages, n = self.loop, self.dims.stages, loop_of(self.loop.forward).carries
         consts, carries, rows = _operands(loop.forward)
         first = values(loop.body, [*self.given[0], *self.given[1]], carries)
-        entering = evaluate(first, [*self.ins[: len(self.given[0])], *self.row(tick)])
-        is_first = iota(self.stage) == 0
+        entering = evaluate(first, [*self.ins[: len(self.given[0])], *self.row(self.unit(tick)[0])])
+        is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
-        own = self._own(tick - iota(self.stage), consts, rows, {})
+        microbatch, chunk = self.unit(tick - iota(self.stage))
+        block = chunk * self.stage.size + iota(self.stage)
+        own = self._own(microbatch, chunk, consts, rows, {})
         numbers = {v: i for i, v in enumerate(loop.forward.outs[n:])}
         written = Rings(self._first_row(tick), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)})
         after, new_rows, ring = run_stages(
-            loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, written=written
+            loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, block, written=written
         )
         by_row = {v: new_rows[i] for v, i in numbers.items()}
-        here = broadcast(iota(self.stage), (self.stage, self._every)) == iota(self._every)
+        here = broadcast(block, (self.stage, self._every)) == iota(self._every)
         collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
         last = [*after, *collected]
         if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one does
             last = [of_stage(x, self.stage, self.stage.size - 1) for x in last]
         every = StageDims(stages.layer, self._every, stages.inner)
         complete = [stacked_again(x, every) for x in last[n:]]
-        moved = [shift(x, self.stage, 1) for x in (*after, *collected)]
+        moved = self._moved((*after, *collected), 1)
         return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
 
     def _first_row(self, tick: Tensor) -> Tensor:
-        """The number in the ring of a tick's first row. Stage s of S reads the rows 2(S-1-s) ticks later."""
+        """The number in the ring of a tick's first row. Block q of n is read 2(n-1-q) ticks later."""
         return tick % self.loop.schedule.slots * self.dims.stages.inner.size
 
     def between(self, tick: Tensor, last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
         """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
-        consts, rows = self.ins[: len(self.given[0])], self.row(tick - self.loop.schedule.warm)
+        microbatch, chunk = self.unit(tick - (self.stage.size - 1))
+        consts, rows = self.ins[: len(self.given[0])], self.row(microbatch)
         graph = self.between_graph
         known = [*consts, *rows, *(last.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         graph, known = _without_missing(graph, known)
@@ -233,6 +245,8 @@ class _Pipe:
         terms = iter(found[entering:])
         sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
         totals = {key: _sum(xs) for key, xs in sums.items() if xs}
+        if self.loop.schedule.chunks > 1:
+            totals = {key: where(chunk == self.loop.schedule.chunks - 1, x, 0) for key, x in totals.items()}
         last_stage = self.stage.size - 1
         return found[:entering], {
             key: x if self.dims.shared else of_stage(staged(x, self.stage), self.stage, last_stage)
@@ -244,52 +258,68 @@ class _Pipe:
     ) -> tuple[list[Tensor], Sums]:
         """Returns the carries after the tick and what it adds to the sums; `entering` goes into the last stage."""
         loop, schedule, stages = self.loop, self.loop.schedule, self.dims.stages
-        state = [shift(x, self.stage, -1) for x in state]
+        state = self._moved(state, -1)
+        number = tick - schedule.delay + iota(self.stage) + schedule.turn
+        microbatch, turn = self.unit(number)
+        chunk = schedule.chunks - 1 - turn
+        block = chunk * self.stage.size + iota(self.stage)
         if entering is not None:
-            is_last = iota(self.stage) == self.stage.size - 1
+            is_last = block == schedule.warm
             state = [where(is_last, x, old) for x, old in zip(entering, state, strict=True)]
-        number = tick - schedule.delay + iota(self.stage)
         valid = self._real(number)
         shipped = dict(zip(loop.shipped, state, strict=False))
         crossing = dict(zip(self.crossing, state[len(shipped) :], strict=True))
         consts, carries, rows = _operands(loop.backward)
-        own = self._own(number, consts, [v for v in rows if v not in self.saved], crossing)
+        own = self._own(microbatch, chunk, consts, [v for v in rows if v not in self.saved], crossing)
         carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
         rings = dict(zip(self.saved, ring, strict=True))
-        read = Rings(
-            self._first_row(tick + iota(self.stage) * 2 + 1), {i: rings[v] for i, v in enumerate(rows) if v in rings}
-        )
+        read = Rings(self._first_row(tick + block * 2 + 1), {i: rings[v] for i, v in enumerate(rows) if v in rings})
         after, new_rows, _ = run_stages(
-            loop.backward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, read=read
+            loop.backward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, block, read=read
         )
         sums: Sums = {}
         for terms in loop.terms:
-            sums |= {("rows", n): where(valid, new_rows[n], 0) for n in terms.rows}
+            sums |= {("rows", n): self._masked(new_rows[n], valid, chunk) for n in terms.rows}
             sums |= {("carry", n): where(valid, after[n], 0) for n in terms.carries}
         moved = [*(after[i] for i in loop.shipped), *crossing.values()]
         return moved, {**sums, **self._after_terms(tick, moved)}
 
     def _real(self, number: Tensor) -> Tensor:
-        """False for stages in a bubble, by the number of the micro-batch that would be theirs."""
-        return (number >= 0) & (number < self.loop.schedule.microbatches)
+        """False for stages in a bubble, by the number of the unit of work that would be theirs."""
+        return (number >= 0) & (number < self.loop.schedule.microbatches * self.loop.schedule.chunks)
+
+    def _masked(self, row: Tensor, valid: Tensor, chunk: Tensor | int) -> Tensor:
+        """The gradients [stage inner ...] of one block; with chunks [stage chunk inner ...], zero in the others."""
+        every = self.dims.stages.chunk
+        if every is None:
+            return where(valid, row, 0)
+        own = broadcast(where(valid, chunk, -1), (self.stage, every)) == iota(every)
+        return where(own, broadcast(row, (self.stage, every, *row.dims[1:])), 0)
 
     def _after_terms(self, tick: Tensor, state: list[Tensor]) -> Sums:
         """The terms that the first stage's micro-batch adds, whose backward pass is complete."""
-        loop, number = self.loop, tick - self.loop.schedule.delay
+        loop, number = self.loop, tick - self.loop.schedule.delay + self.loop.schedule.turn
+        microbatch, turn = self.unit(number)
+        real = (number >= 0) & (turn == loop.schedule.chunks - 1)
         if not any(each.after for each in loop.terms):
             return {}
         ends = [of_stage(x, self.stage, 0) for x in state]
         carries = loop.backward.outs
         named = dict(zip([*(carries[i] for i in loop.shipped), *self.crossing], ends, strict=True))
-        consts, rows = self.ins[: len(self.given[0])], self.row(number)
+        consts, rows = self.ins[: len(self.given[0])], self.row(microbatch)
         graph = self._after(self._between_values)
         known = [*consts, *rows, *(named.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         found = iter(evaluate(*_without_missing(graph, known)))
         sums = {("terms", i): [next(found) for _ in each.after] for i, each in enumerate(loop.terms)}
-        return {key: where(number >= 0, _sum(xs), 0) for key, xs in sums.items() if xs}
+        return {key: where(real, _sum(xs), 0) for key, xs in sums.items() if xs}
 
     def _own(
-        self, number: Tensor, consts: Sequence[Var], rows: Sequence[Var], known: Mapping[Var, Tensor]
+        self,
+        number: Tensor,
+        chunk: Tensor | int,
+        consts: Sequence[Var],
+        rows: Sequence[Var],
+        known: Mapping[Var, Tensor],
     ) -> list[Tensor]:
         """Constants and rows (not those in the ring) of a loop over layers; each stage has another micro-batch."""
         loop, stages = self.loop, self.dims.stages
@@ -301,8 +331,10 @@ class _Pipe:
 
         def layers(v: Var) -> Tensor:
             if v in self.fixed_layers:
-                return self.fixed_layers[v]
-            return own_layers(computed[v] if v in computed else known[v], stages)
+                x = self.fixed_layers[v]
+                return x if stages.chunk is None else take(x, chunk, stages.chunk)
+            block = chunk * self.stage.size + iota(self.stage)
+            return own_layers(computed[v] if v in computed else known[v], stages, block)
 
         either = {**self.fixed, **computed, **known}
         return [*(either[v] for v in consts), *(layers(v) for v in rows)]

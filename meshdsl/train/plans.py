@@ -24,6 +24,7 @@ KNOBS = {
     "regather": ("weight_update", "regather"),
     "remat": ("remat", ""),
     "microbatches": ("microbatches", ""),
+    "chunks": ("chunks", ""),
     "overlap": ("overlap", "mode"),
     "collective_steps": ("steps", ""),
 }

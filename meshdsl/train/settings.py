@@ -39,6 +39,7 @@ class Training:
     regather: bool = False
     remat: str = "model"
     microbatches: int = 1
+    chunks: int = 1
     overlap: str = "none"
     collective_steps: Literal["auto", "flat", "always"] | None = None  # None: "auto", and the machine is not for steps
     machine: str | None = None  # for weight_update "auto", for an overlap and for collectives in steps
@@ -63,6 +64,7 @@ _AT_LEAST = {
     "eval_batches": 0,
     "max_skips": 1,
     "microbatches": 1,
+    "chunks": 1,
     "save_every": 1,
     "keep": 1,
 }

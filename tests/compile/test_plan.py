@@ -31,6 +31,7 @@ VALUES: dict[str, list[Any]] = {
     "unroll": [False, True],
     "steps": ["auto", "flat", "always"],
     "machine": [None, "tpu-v5e"],
+    "chunks": [1, 2],
 }
 
 

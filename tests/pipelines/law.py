@@ -48,6 +48,7 @@ class Case:
     unroll: bool
     vocab_over_stages: bool
     seed: int
+    chunks: int = 1
 
     @property
     def mesh(self) -> str:
@@ -74,10 +75,12 @@ def draw(seed: int, largest: int = 4) -> Case:
     stages = int(rng.integers(2, largest + 1))
     axes = [a for a in MESHES if stages * md.Mesh(a).size <= 8]
     options = frozenset(o for o in OPTIONS if rng.random() < 0.3)
+    chunks = int(rng.integers(2, min(stages, 3) + 1)) if rng.random() < 0.25 else 1
+    parts = int(rng.choice([2, 3, 4, 6, 9, 16], p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1]))
     return Case(
         stages,
-        int(rng.integers(stages, 2 * stages + 2)),
-        int(rng.choice([2, 3, 4, 6, 9, 16], p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])),
+        int(rng.integers(stages * chunks, 2 * stages * chunks + 2)),
+        parts if chunks == 1 else stages * (1 + parts % 3),
         str(rng.choice(axes)),
         options,
         bool(rng.random() < 0.6),
@@ -87,6 +90,7 @@ def draw(seed: int, largest: int = 4) -> Case:
         largest > 4 and bool(rng.random() < 0.1),
         bool(rng.random() < 0.3),
         seed,
+        chunks,
     )
 
 
@@ -154,6 +158,7 @@ def compiled(case: Case, step: Any, args: list[Any]) -> Any:
     """The step in stages, without the options that are refused because they change nothing."""
     machine = "tpu-v5e" if case.overlap != "none" else None
     options = {"weight_update": case.update, "overlap": case.overlap, "unroll": case.unroll, "machine": machine}
+    options |= {"chunks": case.chunks} if case.chunks > 1 else {}
     for left_out in ((), ("unroll",), ("overlap", "machine"), ("overlap", "machine", "weight_update")):
         kept = {name: x for name, x in options.items() if name not in left_out}
         try:

@@ -21,6 +21,7 @@ from tests.pipelines.law import Case, draw, judge
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
 CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", "none", False, False, 5)
+CHUNKED = Case(2, 4, 4, "", frozenset({"tied"}), True, False, "replicated", "none", False, False, 5, 2)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -35,30 +36,64 @@ def text_of(schedule: Schedule) -> list[list[str]]:
 
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages: int):
-    for microbatches in range(1, 17):
-        schedule = Schedule(stages, microbatches)
-        forward = {
-            (s, i): t for t in range(schedule.ticks) for s in range(stages) if (i := schedule.forward(s, t)) is not None
-        }
-        backward = {
-            (s, i): t
-            for t in range(schedule.ticks)
-            for s in range(stages)
-            if (i := schedule.backward(s, t)) is not None
-        }
-        units = {(s, i) for s in range(stages) for i in range(microbatches)}
+    cases = [(m, 1) for m in range(1, 17)] + [(stages * n, v) for n in (1, 2, 3) for v in range(2, min(stages, 4) + 1)]
+    for microbatches, chunks in cases:
+        schedule, last = Schedule(stages, microbatches, chunks), stages * chunks - 1
+        runs: list[dict[tuple[int, int], int]] = [{}, {}]  # block and micro-batch -> tick
+        for t in range(schedule.ticks):
+            for s in range(stages):
+                for ran, unit in zip(runs, (schedule.forward(s, t), schedule.backward(s, t)), strict=True):
+                    if unit is not None:
+                        assert ran.setdefault((unit[1] * stages + s, unit[0]), t) == t
+        forward, backward = runs
+        units = {(q, i) for q in range(last + 1) for i in range(microbatches)}
         assert forward.keys() == units == backward.keys()
-        for s, i in units:
-            assert s == 0 or forward[s - 1, i] < forward[s, i]  # a message takes a tick
-            assert backward[s, i] >= forward[s, i] if s == stages - 1 else backward[s, i] > backward[s + 1, i]
-            slot = forward[s, i] % schedule.slots
-            assert slot == (backward[s, i] + 2 * s + 1) % schedule.slots  # as `ticks` reads it
-            overwritten = [t for t in range(forward[s, i] + 1, backward[s, i] + 1) if t % schedule.slots == slot]
+        for q, i in units:  # a message takes a tick, and arrives in the tick that reads it
+            assert q == 0 or forward[q, i] == forward[q - 1, i] + 1
+            assert backward[q, i] == (forward[q, i] if q == last else backward[q + 1, i] + 1)
+            slot = forward[q, i] % schedule.slots
+            assert slot == (backward[q, i] + 2 * q + 1) % schedule.slots  # as `ticks` reads it
+            overwritten = [t for t in range(forward[q, i] + 1, backward[q, i] + 1) if t % schedule.slots == slot]
             assert not overwritten  # every stage writes its slot in every tick, in bubbles too
+        both = range(schedule.warm, schedule.warm + schedule.both)
+        assert max(forward.values()) == both[-1] and min(backward.values()) == both[0]
         printed = Counter(unit for line in text_of(schedule) for unit in line)
-        assert printed == Counter({f"{kind}{i}": stages for kind in "FB" for i in range(microbatches)})
-        busy = sum(len(line) for line in text_of(schedule)) / (2 * stages * (microbatches + stages - 1))
+        each = {schedule.name(kind, (i, c)) for kind in "FB" for i in range(microbatches) for c in range(chunks)}
+        assert printed == Counter(dict.fromkeys(each, stages))
+        busy = sum(len(line) for line in text_of(schedule)) / (2 * stages * (microbatches * chunks + stages - 1))
         assert busy == pytest.approx(1 - schedule.bubble)
+
+
+@pytest.mark.parametrize("update", ["replicated", "sharded"])
+def test_chunks_move_each_weight_of_the_layers_once_a_step_and_its_gradient_back(update: str):
+    work = SMALL.replace(layers=8)
+    plan = md.Plan("stages:4 data:2", "layer:stages; batch:data", weight_update=update, microbatches=4, chunks=2)
+    assert md.Plan.from_toml(plan.to_toml()) == plan and "chunks of a stage  2" in str(plan)
+    step = md.compile(work.train_step(), plan=plan)
+    program = step.program(*work.specs())
+    assert step.plan == plan
+    over_stages = [record for record in program.collectives if record.axes == ("stages",)]
+    layers = [name for name in work.specs()[0] if name.startswith("layer/")]
+    assert Counter((r.kind, r.count) for r in over_stages if r.kind != "permute") == {
+        ("all_to_all", 1): 2 * len(layers)
+    }
+    assert {r.count for r in over_stages if r.kind == "permute"} == {
+        program.schedules[0].warm,
+        program.schedules[0].both,
+    }
+
+
+@pytest.mark.parametrize(("changes", "problem"), [
+    ({"layout": ""}, "chunks=2 has no effect"),
+    ({"microbatches": 3}, "a multiple of 2 micro-batches"),
+    ({"chunks": 3}, "more blocks than there are layers"),
+    ({"chunks": 0}, "1 block of layers or more"),
+])  # fmt: skip
+def test_chunks_that_cannot_be_are_refused(changes: dict[str, Any], problem: str):
+    work = SMALL.replace(batch=6)
+    plan = {"mesh": "stages:2", "layout": "layer:stages", "microbatches": 2, "chunks": 2}
+    with pytest.raises(md.LayoutError, match=problem):
+        md.compile(work.train_step(), plan=md.Plan(**{**plan, **changes})).program(*work.specs())
 
 
 def test_the_picture_the_text_and_the_timeline_of_a_program_name_its_ticks():
@@ -88,6 +123,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "a message twice": (ticks, "shift", lambda x, dim, by: REAL["shift"](x, dim, 2 * by)),
     "a slot late": (stages, "_with_row", lambda f: lambda ring, row, number: f(ring, row, number + 1)),
     "a layer late": (stages, "_at", lambda f: lambda ring, number: f(ring, number - 1)),
+    "a chunk late": (ticks._Pipe, "unit", lambda f: lambda self, number: (f(self, number)[0], 1 - f(self, number)[1])),
     "a mask early": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number + 1)),
     "a mask late": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
     "a row late": (ticks._Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
@@ -99,7 +135,7 @@ def test_mutants_are_noticed(name: str):
     owner, attribute, change = MUTANTS[name]
     changed = change if attribute == "shift" else change(getattr(owner, attribute))
     with mock.patch.object(owner, attribute, changed):
-        assert "differs" in judge(CASE)
+        assert "differs" in judge(CHUNKED if name == "a chunk late" else CASE)
 
 
 @pytest.mark.parametrize(("tied", "mesh", "layout"), [

@@ -82,9 +82,11 @@ def summary(report: Report) -> str:
 
 def _bubble(schedule: Schedule) -> str:
     """The part of a pipeline's ticks in which a stage computes nothing of use."""
-    stages, microbatches = schedule.stages, schedule.microbatches
+    stages, microbatches, chunks = schedule.stages, schedule.microbatches, schedule.chunks
     share = f"{percent(schedule.bubble, 1)} of the time of the {stages} pipeline stages"
-    return f"{share}: {stages - 1} of {microbatches + stages - 1} ticks, with {microbatches} micro-batches"
+    return f"{share}: {stages - 1} of {microbatches * chunks + stages - 1} ticks, with {microbatches} micro-batches" + (
+        f" and {chunks} chunks of each stage" if chunks > 1 else ""
+    )
 
 
 def _rate(report: Report) -> str:

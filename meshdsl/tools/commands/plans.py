@@ -89,6 +89,12 @@ def update_options(parser: argparse._ActionsContainer) -> None:
         metavar="N",
         help="compute a step in N parts of its batch, one at a time (default 1)",
     )
+    option(
+        "--chunks",
+        type=positive,
+        metavar="N",
+        help="blocks of layers of each pipeline stage, interleaved with those of the others (default 1)",
+    )
 
 
 def plan_of(options: argparse.Namespace, workload: Any, layout: str | None, mesh: str | None, file: Path | None) -> Any:
@@ -130,7 +136,7 @@ def check_forward(options: argparse.Namespace) -> None:
     from ...errors.no_effect import no_effect
     from ...train import UsageError
 
-    without_effect = {"weight_update": "replicated", "microbatches": 1}
+    without_effect = {"weight_update": "replicated", "microbatches": 1, "chunks": 1}
     knobs = [
         name
         for name, value in _given(options).items()

@@ -36,7 +36,7 @@ def tick_table(schedule: Schedule, x: float, y: float, width: float) -> tuple[st
             if stage is not None and tick is not None:
                 parts.append(_cell(schedule, stage, tick, x + LABEL + column * cell, at, cell - GAP))
     end = top + len(stages) * (ROW + GAP)
-    idle, whole = schedule.stages - 1, schedule.microbatches + schedule.stages - 1
+    idle, whole = schedule.stages - 1, schedule.microbatches * schedule.chunks + schedule.stages - 1
     words = f"F forward, B backward of a micro-batch; bubble {idle} of {whole} ticks, {percent(schedule.bubble, 1)}"
     return "".join([*parts, text(x + LABEL, end + 14, words, cls="small soft")]), end + 34 - y
 
@@ -50,13 +50,13 @@ def _drawn(count: int, most: int) -> Sequence[int | None]:
 def _cell(schedule: Schedule, stage: int, tick: int, x: float, y: float, width: float) -> str:
     parts: list[str] = []
     units = (("F", "forward", schedule.forward(stage, tick)), ("B", "backward", schedule.backward(stage, tick)))
-    for i, (letter, cls, microbatch) in enumerate(units):
+    for i, (letter, cls, unit) in enumerate(units):
         top, height = y + i * ROW / 2, ROW / 2
-        if microbatch is None:
+        if unit is None:
             parts.append(element("rect", x=x, y=top, width=width, height=height, cls="empty"))
             continue
-        tip = f"stage {stage}, tick {tick}: {cls} pass of micro-batch {microbatch}"
+        tip = f"stage {stage}, tick {tick}: {cls} pass of {schedule.name('micro-batch ', unit)}"
         parts.append(element("rect", tip=tip, x=x, y=top, width=width, height=height, cls=cls))
-        words = f"{letter}{microbatch}" if width > 20 else str(microbatch)
+        words = schedule.name(letter if width > 20 else "", unit)
         parts.append(text(x + width / 2, top + 11.5, words, anchor="middle", cls="small"))
     return "".join(parts)
