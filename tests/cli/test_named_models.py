@@ -71,6 +71,7 @@ def test_checkpoints_at_a_url_are_resumed(tmp_path: Path):
     assert {p.name for p in (tmp_path / "store").iterdir()} >= {"config.toml", "step-00000001", "step-00000002"}
 
 
+@pytest.mark.slow
 def test_deepseek_v3_keeps_its_experts_sharded():
     layout = "batch:rows;expert:rows;vocab:cols;d_ff:cols;heads:cols"
     run = here("analyze", "deepseek-v3", "--mesh", "rows:256;cols:8", "--layout", layout, "--machine", "h100",
