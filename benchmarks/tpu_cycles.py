@@ -52,9 +52,10 @@ def ours(step: md.Compiled, args: tuple[Any, ...], on: list[Any]) -> jax.stages.
 
 
 def gspmd(step: md.Compiled, args: tuple[Any, ...], on: list[Any]) -> jax.stages.Compiled:
-    """GSPMD's program for the graph that meshdsl traced."""
-    step = _on_chips(step, on)
-    return gspmd_of(step.graph(*args), step.program(*args))
+    """GSPMD's program for the graph that meshdsl traced, which reuses the memory of the same arguments."""
+    step, numbers = _on_chips(step, on), iter(range(len(jax.tree_util.tree_leaves(args))))
+    inputs = [[next(numbers) for _ in jax.tree_util.tree_leaves(arg)] for arg in args]
+    return gspmd_of(step.graph(*args), step.program(*args), [i for n in step.donate for i in inputs[n]])
 
 
 def _on_chips(step: md.Compiled, on: list[Any]) -> md.Compiled:
@@ -115,6 +116,7 @@ def large(on: list[Any]) -> dict[str, Candidates]:
         "llama data": (LLAMA, transformer.LAYOUTS["data"]),
         "llama data_model": (LLAMA, transformer.LAYOUTS["data_model"]),
         "llama remat": (LLAMA.replace(remat=True), transformer.LAYOUTS["data"]),
+        "llama remat data_model": (LLAMA.replace(remat=True), transformer.LAYOUTS["data_model"]),
         "llama sequence": (LLAMA, transformer.LAYOUTS["sequence"]),
         "moe experts_model": (moe_transformer.moe, moe_transformer.LAYOUTS["experts_model"]),
         "seq2seq model": (seq2seq.seq2seq, seq2seq.LAYOUTS["model"]),

@@ -28,7 +28,7 @@ from .pipeline import Options, PassState, Stage, begin, run
 
 __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
 
-_NOTHING = object()
+_NOTHING = object()  # differs from every sharding, and from None
 
 
 class Traced:

@@ -260,5 +260,5 @@ def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:
 
 
 def _reads(loop: Scan) -> Counter[Var]:
-    """How often the equations of a body read each value."""
+    """The number of times that the equations of the loop's body read each value."""
     return Counter(v for eqn in loop.body.eqns for v in eqn.ins)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 
 from ...ir import Graph
@@ -14,8 +16,11 @@ from ...targets import target_of
 __all__ = ["gspmd"]
 
 
-def gspmd(graph: Graph, program: Program) -> jax.stages.Compiled:
-    """`jax.jit` of the unsplit graph's kernels, with our program's shardings of inputs and results."""
+def gspmd(graph: Graph, program: Program, donated: Sequence[int] = ()) -> jax.stages.Compiled:
+    """`jax.jit` of the unsplit graph's kernels, with our program's shardings of inputs and results.
+
+    `donated` are the numbers of the inputs whose memory results may reuse.
+    """
     whole = partition(graph, Mesh(""), Layout(""))
     mesh = program.mesh.bind()
     emission = target_of(mesh.devices.flat).emission
@@ -23,5 +28,6 @@ def gspmd(graph: Graph, program: Program) -> jax.stages.Compiled:
         lambda *xs: run_equations(whole, xs, emission),
         in_shardings=shardings(program.ins, mesh),
         out_shardings=shardings(program.outs, mesh),
+        donate_argnums=tuple(donated),
     )
     return function.lower(*(jax.ShapeDtypeStruct([d.size for d in v.dims], v.dtype) for v in whole.ins)).compile()

@@ -31,7 +31,7 @@ from .manifest import Header, Manifest, StoredTensor
 from .read import step_name
 from .restore import Restored
 from .store import Checkpoints
-from .trees import check_fit, check_header, flat, json_value, key_words, tensors_of
+from .trees import check_fit, checked_state, flat
 
 __all__ = ["StoreCheckpoints"]
 
@@ -121,10 +121,7 @@ class StoreCheckpoints(Checkpoints):
     ) -> bool:
         try:
             check_step(step)
-            words = None if key is None else list(key_words(key))
-            fields = {"config": json_value(config, "config"), "data": json_value(data, "data"), "key": words}
-            tensors = tensors_of(tree)
-            check_header(fields, tensors)
+            fields, tensors = checked_state(tree, config, data, key)
             if empty := [path for path, x in tensors.items() if not x.stored.size]:
                 raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
             if not wait and not processes.all_processes(not self._writer.is_saving_in_progress()):

@@ -23,7 +23,7 @@ from .directory import clean, is_good, links, note_newest, remove_step, set_asid
 from .files import open_root, remove_tree
 from .read import open_step, step_name
 from .restore import Restored, RestoreRequest, restore_newest, restore_step
-from .trees import check_header, json_value, key_words, tensors_of
+from .trees import checked_state
 from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
 
 __all__ = ["Checkpoints"]
@@ -166,10 +166,7 @@ class Checkpoints:
         """
         try:
             check_step(step)
-            words = None if key is None else key_words(key)
-            fields = {"config": json_value(config, "config"), "data": json_value(data, "data"), "key": words}
-            tensors = tensors_of(tree)
-            check_header(fields, tensors)
+            fields, tensors = checked_state(tree, config, data, key)
             if not wait and not processes.all_processes(self._writing is None or self._writing.done()):
                 return False
             self.wait()

@@ -16,7 +16,7 @@ from ...trace import KEY_WORD, Tensor, as_tensor, tree
 from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
 from .strict import plain
 
-__all__ = ["check_fit", "check_header", "flat", "json_value", "key_words", "tensors_of"]
+__all__ = ["check_fit", "checked_state", "flat"]
 
 _AT = "\n  at "
 
@@ -45,7 +45,7 @@ def flat(values: Any) -> dict[str, Any]:
     return by_path
 
 
-def tensors_of(values: Any) -> dict[str, Tensor]:
+def _tensors_of(values: Any) -> dict[str, Tensor]:
     """The tensors of a tree to save, by path, sorted by path; numbers become scalar tensors.
 
     Raises `ShapeError` for other leaves, and `TraceError` for traced tensors.
@@ -76,7 +76,7 @@ def tensors_of(values: Any) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
-def json_value(value: Any, name: str) -> Any:
+def _json_value(value: Any, name: str) -> Any:
     """A copy of the value as plain JSON types; tuples become lists. Raises `ShapeError` if JSON cannot store it."""
     try:
         return plain(value, name)
@@ -84,7 +84,16 @@ def json_value(value: Any, name: str) -> Any:
         raise ShapeError(f"the {name} of a checkpoint is stored as JSON; {error.args[0]}") from None
 
 
-def check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def checked_state(values: Any, config: Any, data: Any, key: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a step stores as JSON, and its tensors by path; raises `ShapeError` for values that cannot be stored."""
+    words = None if key is None else _key_words(key)
+    fields = {"config": _json_value(config, "config"), "data": _json_value(data, "data"), "key": words}
+    tensors = _tensors_of(values)
+    _check_header(fields, tensors)
+    return fields, tensors
+
+
+def _check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Raises `ShapeError` if configuration and data are longer than a reader accepts."""
     stored = sum(x.dtype.itemsize * math.prod(x.shape) for x in tensors.values())
     got, limit = len(json.dumps(fields)), header_limit(stored) // 2  # the other half is for the list of files
@@ -95,7 +104,7 @@ def check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> No
         )
 
 
-def key_words(key: Any) -> tuple[int, ...]:
+def _key_words(key: Any) -> tuple[int, ...]:
     """The words of a random key. Raises `ShapeError` for anything else."""
     if not isinstance(key, Tensor) or key.dims != (KEY_WORD,) or key.dtype != np.uint32:
         got = key.type if isinstance(key, Tensor) else type(key).__name__
