@@ -211,7 +211,7 @@ class Compiled:
                 results = stages.execute(stages.arrays(leaves))
         except MeshdslError as error:
             raise at(error, caller()) from None
-        return tree.tree_unflatten(stages.result, concrete(stages.out_types, results))
+        return tree.tree_unflatten(stages.result, concrete(stages.out_dims, stages.out_dtypes, results))
 
     def array_function(self, stages: Stages) -> Callable[..., Any]:
         """The program of one signature as a function of arrays that transformations of JAX take."""

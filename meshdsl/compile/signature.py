@@ -8,6 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from .pipeline import Options, PassState, Stage, begin, run
 __all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
 
 _NOTHING = object()  # differs from every sharding, and from None
+_dims, _dtype = attrgetter("dims"), attrgetter("dtype")
 
 
 class Traced:
@@ -74,8 +76,8 @@ class Stages:
         self.result = traced.result
         self.partitioned: Program | None = None  # set by a search, which lowers many layouts together
         self.accepted: list[Any] = [_NOTHING] * len(self.graph.ins)  # the last accepted sharding of each input
-        self.in_types = [(v.dims, v.dtype) for v in self.graph.ins]
-        self.out_types = [(v.dims, v.dtype) for v in self.graph.outs]
+        self.in_dims, self.in_dtypes = [v.dims for v in self.graph.ins], [v.dtype for v in self.graph.ins]
+        self.out_dims, self.out_dtypes = [v.dims for v in self.graph.outs], [v.dtype for v in self.graph.outs]
 
     def without_donation(self) -> Stages:
         """The stages of the same signature whose executable overwrites no argument."""
@@ -197,16 +199,9 @@ class Stages:
 
     def accepts(self, structure: Any, leaves: Sequence[Any]) -> bool:
         """True if these arguments are concrete tensors of this signature; checked on every call but the first."""
-        if structure != self.structure:
+        if structure != self.structure or not {Tensor}.issuperset(map(type, leaves)):
             return False
-        for x, (dims, dtype) in zip(leaves, self.in_types, strict=True):
-            if type(x) is not Tensor or x._array is None:
-                return False
-            if x.dtype is not dtype and x.dtype != dtype:
-                return False
-            if x.dims is not dims and x.dims != dims:
-                return False
-        return True
+        return list(map(_dims, leaves)) == self.in_dims and list(map(_dtype, leaves)) == self.in_dtypes
 
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:

@@ -22,7 +22,7 @@ from ..ir import Eqn, Graph, Op, Type, Var, dce, verify
 from .arguments import array_of
 from .eager import run_eagerly
 from .literals import CONSTANT, FULL, number
-from .tensors import Tensor
+from .tensors import Tensor, TracedTensor
 
 __all__ = [
     "OpenTrace", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten",
@@ -57,7 +57,7 @@ class OpenTrace:
     def input(self, kind: Type, name: str = "") -> Tensor:
         var = Var(kind.dims, kind.dtype, name)
         self.ins.append(var)
-        return Tensor(kind.dims, kind.dtype, var=var, trace=self)
+        return TracedTensor(kind.dims, kind.dtype, var=var, trace=self)
 
     def lift(self, x: Tensor) -> Tensor:
         """The tensor as a value of this trace: itself, a constant or a capture. Raises `TraceError` if it leaked."""
@@ -74,7 +74,7 @@ class OpenTrace:
         if _key(x) not in self.captured:
             self.captures.append(x)
             var = Var(x.dims, x.dtype, x._var.name if x._trace is not None else "")
-            self.captured[_key(x)] = Tensor(x.dims, x.dtype, var=var, trace=self)
+            self.captured[_key(x)] = TracedTensor(x.dims, x.dtype, var=var, trace=self)
         return self.captured[_key(x)]
 
     def _constant(self, x: Tensor) -> Tensor:
@@ -95,8 +95,8 @@ class OpenTrace:
             values = x.numpy()
             var = Var(x.dims, x.dtype)
             self.eqns.append(Eqn(CONSTANT, (), (var,), {"value": values, "shape": x.dims}, _where()))
-            self.captured[id(stored)] = Tensor(x.dims, x.dtype, array=stored, var=var, trace=self)
-        return Tensor(x.dims, x.dtype, var=self.captured[id(stored)]._var, trace=self)
+            self.captured[id(stored)] = TracedTensor(x.dims, x.dtype, array=stored, var=var, trace=self)
+        return TracedTensor(x.dims, x.dtype, var=self.captured[id(stored)]._var, trace=self)
 
 
 def _is_argument(x: Tensor) -> bool:
@@ -168,7 +168,7 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
         raise at(error, _where()) from None
     outs = tuple(Var(t.dims, t.dtype) for t in types)
     trace.eqns.append(Eqn(op, tuple(x._var for x in ins), outs, params, _where(), _state.backward))
-    return tuple(Tensor(v.dims, v.dtype, var=v, trace=trace) for v in outs)
+    return tuple(TracedTensor(v.dims, v.dtype, var=v, trace=trace) for v in outs)
 
 
 def bind1(op: Op, *ins: Tensor, **params: Any) -> Tensor:
