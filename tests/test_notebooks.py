@@ -33,7 +33,10 @@ def without_figures(text: str) -> list[str]:
     return sorted(" ".join(line.split()) for line in plain.splitlines())
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] * path.stem.startswith("5_"), id=path.stem) for path in NOTEBOOKS],
+)
 def test_notebooks_print_what_they_show(path: Path, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     notebook = runner.load(path)

@@ -15,6 +15,7 @@ from .reader import NonFiniteLoss
 from .settings import Settings, configure, resolve
 from .state import Keeping
 from .stop import Stop, Stopped
+from .tokenizer import load_tokenizer, write_tokens
 from .tokens import TokenFiles
 
 __all__ = [
@@ -36,12 +37,14 @@ __all__ = [
     "from_datasets",
     "from_grain",
     "load",
+    "load_tokenizer",
     "mesh_and_layout",
     "report",
     "planned_stages",
     "resolve",
     "stages",
     "train",
+    "write_tokens",
 ]
 
 guarded_module(sys.modules[__name__], "train")

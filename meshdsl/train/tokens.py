@@ -23,9 +23,9 @@ import meshdsl as md
 
 from .data import SPLITS
 
-__all__ = ["TokenFiles", "shuffled"]
+__all__ = ["DTYPES", "TokenFiles", "shuffled"]
 
-_DTYPES = ("uint8", "uint16", "uint32", "int32")
+DTYPES = ("uint8", "uint16", "uint32", "int32")
 _CHUNK = 1 << 24  # bytes of a file that are checked at once
 _ROUNDS = 4
 _FEW = 64  # tokens of a file too short to tell its dtype
@@ -166,8 +166,8 @@ class TokenFiles:
         process: int = 0,
         processes: int = 1,
     ):
-        if dtype not in _DTYPES:
-            raise md.MeshdslError(f"the dtype of a token file is one of {', '.join(_DTYPES)}, got {dtype!r}")
+        if dtype not in DTYPES:
+            raise md.MeshdslError(f"the dtype of a token file is one of {', '.join(DTYPES)}, got {dtype!r}")
         if min(batch, length, processes) < 1 or not 0 <= process < processes or batch % processes:
             raise md.MeshdslError(
                 f"batch {batch} and length {length} must be at least 1, and the batch a multiple of the {processes} "

@@ -36,7 +36,6 @@ def test_generate_errors(imported: Path):
     common = ["generate", MODEL, "--params", str(imported)]
     for arguments, message in [
         (["--prompt-ids", "1,29"], "--prompt-ids has 29, and the model has 29 tokens, from 0 to 28"),
-        (["--prompt-ids", "1,2", "--prompt-ids", "1"], "prompts must have equal lengths, got 2, 1"),
         (["--prompt-ids", "1,x"], "must be token ids such as 1,2,3, got '1,x'"),
         (["--prompt-ids", "1", "--seed", "1"], "--seed has no effect without --temperature"),
         (["--prompt-ids", "1", "--temperature", "0"], "must be a number above 0, got '0'"),
@@ -63,4 +62,50 @@ def test_import_errors(tmp_path: Path):
         ([SOURCE, "--model", "nothing"], 2, "no model 'nothing', and no file"),
     ]:
         run = here("import", *arguments)
+        assert run.code == code and message in run.err, run
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Characters as tokens: `a` is 1, `b` 2 and so on to 25; the end of a text is 26."""
+    library = pytest.importorskip("tokenizers", reason="it is in the extra `dev`")
+    ids = {"?": 0, **{chr(96 + n): n for n in range(1, 26)}, "</s>": 26, "_": 27, "!": 99}
+    model = library.Tokenizer(library.models.WordLevel(ids, unk_token="?"))
+    model.add_special_tokens(["</s>"])
+    model.pre_tokenizer = library.pre_tokenizers.Split("", "isolated")
+    model.decoder = library.decoders.Fuse()
+    model.save(str(path := tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"))
+    return path
+
+
+def test_generate_takes_and_prints_text(imported: Path, tokenizer: Path):
+    common = ["generate", MODEL, "--params", str(imported), "--tokens", "6", "--json"]
+    ids = here(*common, "--prompt-ids", "1,2,3", "--prompt-ids", "4,5")
+    text = here(*common, "--tokenizer", str(tokenizer), "--prompt", "abc", "--prompt", "de")
+    assert (ids.code, text.code) == (0, 0), (ids, text)
+    found = json.loads(text.out)
+    assert found["tokens"] == json.loads(ids.out)["tokens"], "prompts of different lengths"
+    letters = "?abcdefghijklmnopqrstuvwxy\0_"
+    assert found["texts"] == [
+        prompt + "".join(letters[n] for n in row if n < len(letters)).replace("\0", "")
+        for prompt, row in zip(["abc", "de"], found["tokens"], strict=True)
+    ]
+    first = letters[found["tokens"][0][1]]
+    ended = here(*common[:-1], "--tokenizer", str(tokenizer), "--prompt", "abc", "--end", first)
+    assert ended.out == f"abc{found['texts'][0][3]}\n", ended
+
+
+def test_generate_of_text_errors(imported: Path, tokenizer: Path, tmp_path: Path):
+    common = ["generate", MODEL, "--params", str(imported)]
+    of_text = ["--tokenizer", str(tokenizer), "--prompt"]
+    for arguments, code, message in [
+        (["--prompt", "abc"], 2, "--prompt needs --tokenizer FILE, because --params is a run"),
+        (["--prompt-ids", "1", "--tokenizer", str(tokenizer)], 2, "--tokenizer has no effect without --prompt TEXT"),
+        (["--prompt-ids", "1", "--end", "a"], 2, "--end has no effect without --prompt TEXT"),
+        ([*of_text, ""], 2, "the tokenizer has no tokens for --prompt ''"),
+        ([*of_text, "a!"], 2, "--prompt has 99, and the model has 29 tokens, from 0 to 28"),
+        ([*of_text, "a", "--end", "<end>"], 1, "the tokenizer has no token '<end>'; its special tokens: </s>"),
+        (["--tokenizer", str(tmp_path), "--prompt", "a"], 1, "tokenizer.json cannot be read: No such file"),
+    ]:
+        run = here(*common, *arguments)
         assert run.code == code and message in run.err, run

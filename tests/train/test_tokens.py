@@ -11,7 +11,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models import transformer
-from meshdsl.train import TokenFiles, train
+from meshdsl.train import TokenFiles, train, write_tokens
 from meshdsl.train.tokens import shuffled
 
 
@@ -137,3 +137,23 @@ def test_targets_without_a_class_are_refused():
     message = f"'targets' of the batch has the target {small.config.vocab}, and vocab has the classes 0 to"
     with pytest.raises(md.MeshdslError, match=message):
         list(run)
+
+
+def test_written_tokens_are_the_data(tmp_path: Path):
+    library = pytest.importorskip("tokenizers", reason="it is in the extra `dev`")
+    words = library.Tokenizer(
+        library.models.WordLevel({"?": 0, "a": 1, "b": 2, "far": 70_000, "</s>": 3}, unk_token="?")
+    )
+    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    out = tmp_path / "t.bin"
+    assert write_tokens((text for text in ["a b", "b"] * 600), out, tmp_path, end="</s>") == 3000
+    assert np.fromfile(out, "<u2").tolist() == [1, 2, 3, 2, 3] * 600
+    assert TokenFiles([out], seed=0, batch=1, length=2)("train", 1)["tokens"].shape == (1, 2)
+    assert write_tokens("far a", out, tmp_path, dtype="uint32") == 2
+    assert np.fromfile(out, "<u4").tolist() == [70_000, 1]
+    with pytest.raises(md.MeshdslError, match="has the id 70000, and uint16 holds at most 65535"):
+        write_tokens(["a", "far"], out, tmp_path)
+    assert not out.exists(), "a part of the texts is not left"
+    with pytest.raises(md.MeshdslError, match="has no token '<s>'; its special tokens: none"):
+        write_tokens(["a"], out, tmp_path, end="<s>")

@@ -1,13 +1,14 @@
-"""`meshdsl generate`: continues prompts with a model's weights, under any layout."""
+"""`meshdsl generate`: continues prompts of text or token ids with a model's weights, under any layout."""
 
 from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from . import devices
-from .common import OK, command, integer, positive, print_json
+from .common import OK, command, integer, positive, print_json, printable
 from .weights import checkpoints_of, device_options, hub_directory, params_of_run, settings_of_run
 
 __all__ = ["add"]
@@ -15,18 +16,21 @@ __all__ = ["add"]
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""
-    about = "continue prompts of token ids, with the weights of a run or of a Hugging Face directory"
+    about = "continue prompts of text or of token ids, with the weights of a run or of a Hugging Face directory"
     parser = command(commands, "generate", run, about, workload=False)
     parser.add_argument("model", metavar="MODEL", help="llama, transformer:lm, or file.py:name")
     parser.add_argument("--params", required=True, metavar="DIR", help="the directory of a run, or hf:DIR")
-    parser.add_argument(
-        "--prompt-ids",
-        required=True,
-        action="append",
-        type=_ids,
-        metavar="IDS",
-        help="token ids such as 1,2,3; may be repeated, with equal lengths",
+    prompts = parser.add_mutually_exclusive_group(required=True)
+    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="text, for --tokenizer; may be repeated")
+    prompts.add_argument(
+        "--prompt-ids", action="append", type=_ids, metavar="IDS", help="token ids such as 1,2,3; may be repeated"
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="the tokenizer of --prompt (default: tokenizer.json of hf:DIR); needs the extra `tokenizers`",
+    )
+    parser.add_argument("--end", metavar="TOKEN", help="with --prompt: stop after this token, such as '</s>'")
     parser.add_argument("--tokens", type=positive, default=16, metavar="N", help="tokens to generate (default 16)")
     parser.add_argument(
         "--temperature",
@@ -58,7 +62,7 @@ def _temperature(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Generate and print a line of ids for each prompt."""
+    """Generate and print each prompt's text with its continuation, or the ids of the continuation."""
     import meshdsl as md
 
     from ...train import UsageError, load, mesh_and_layout
@@ -69,21 +73,75 @@ def run(options: argparse.Namespace) -> int:
     workload = load(source)
     if workload.decoder is None:
         raise UsageError(f"{workload.name} has no decoder; give one: md.Workload(decoder=...)")
+    tokenizer, prompts, end = _prompts(options)
     mesh, layout = mesh_and_layout(workload, options.layout, options.mesh)
     devices.check(options, mesh)
     devices.start(options, mesh)
     workload, params = _weights(options.params, source, workload, mesh, layout)
-    prompt = _prompt(options.prompt_ids, workload.config.vocab)
-    sampled = () if options.temperature is None else (md.random.key(options.seed or 0),)
+    _check_ids(prompts, workload.config.vocab, "--prompt-ids" if tokenizer is None else "the tokenizer's --prompt")
     search = functools.partial(
-        md.nn.decode.generate, tokens=md.Dim("token", options.tokens), temperature=options.temperature or 1.0
+        md.nn.decode.generate,
+        tokens=md.Dim("token", options.tokens),
+        temperature=options.temperature or 1.0,
+        end=end,
+        padding=end or 0,
     )
-    tokens = md.compile(workload.decoder(workload.config, search), mesh, layout)(params, prompt, *sampled).numpy()
-    if options.json:
-        print_json({"command": "generate", "model": source, "prompts": options.prompt_ids, "tokens": tokens.tolist()})
+    compiled = md.compile(workload.decoder(workload.config, search), mesh, layout)
+    sampled = () if options.temperature is None else (md.random.key(options.seed or 0),)
+    tokens = _continued(lambda prompt: compiled(params, prompt, *sampled), prompts)
+    record = {"command": "generate", "model": source, "prompts": options.prompt or options.prompt_ids, "tokens": tokens}
+    if tokenizer is None:
+        lines = [",".join(map(str, row)) for row in tokens]
     else:
-        print("\n".join(",".join(map(str, row)) for row in tokens.tolist()))
+        cut = [row[: row.index(end)] if end in row else row for row in tokens]
+        lines = record["texts"] = [tokenizer.decode(prompt + row) for prompt, row in zip(prompts, cut, strict=True)]
+    if options.json:
+        print_json(record)
+    else:
+        print("\n".join(map(printable, lines)))
     return OK
+
+
+def _prompts(options: argparse.Namespace) -> tuple[Any, list[list[int]], int | None]:
+    """The tokenizer (None for ids), the ids of each prompt, and the id of `--end`."""
+    from ...train import UsageError
+    from ...train.tokenizer import load_tokenizer, token_id
+
+    if options.prompt is None:
+        if options.tokenizer or options.end:
+            raise UsageError(f"{'--tokenizer' if options.tokenizer else '--end'} has no effect without --prompt TEXT")
+        return None, options.prompt_ids, None
+    file = options.tokenizer or hub_directory(options.params)
+    if file is None:
+        raise UsageError("--prompt needs --tokenizer FILE, because --params is a run; or give token ids: --prompt-ids")
+    tokenizer = load_tokenizer(file)
+    prompts = [tokenizer.encode(text).ids for text in options.prompt]
+    if not all(prompts):
+        raise UsageError(f"the tokenizer has no tokens for --prompt {options.prompt[prompts.index([])]!r}")
+    return tokenizer, prompts, None if options.end is None else token_id(tokenizer, options.end)
+
+
+def _continued(continuation: Callable[[Any], Any], prompts: list[list[int]]) -> list[list[int]]:
+    """The ids after each prompt; prompts of one length run together, as [batch, length]."""
+    import numpy as np
+
+    import meshdsl as md
+
+    tokens: dict[int, list[int]] = {}
+    for length in sorted({len(prompt) for prompt in prompts}):
+        rows = [n for n, prompt in enumerate(prompts) if len(prompt) == length]
+        found = continuation(md.tensor(np.asarray([prompts[n] for n in rows], np.int32), "batch length"))
+        tokens |= zip(rows, found.numpy().tolist(), strict=True)
+    return [tokens[n] for n in range(len(prompts))]
+
+
+def _check_ids(prompts: list[list[int]], vocab: int, which: str) -> None:
+    """Raises `UsageError` for ids that the model lacks."""
+    from ...train import UsageError
+
+    outside = sorted({token for row in prompts for token in row if token >= vocab})
+    if outside:
+        raise UsageError(f"{which} has {outside[0]}, and the model has {vocab} tokens, from 0 to {vocab - 1}")
 
 
 def _weights(text: str, source: str, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
@@ -96,19 +154,3 @@ def _weights(text: str, source: str, workload: Any, mesh: Any, layout: Any) -> t
     checkpoints, step = checkpoints_of(text, None)
     workload = settings_of_run(source, checkpoints, step, []).workload
     return workload, params_of_run(checkpoints, step, workload, mesh=mesh, layout=layout)
-
-
-def _prompt(rows: list[list[int]], vocab: int) -> Any:
-    """The prompts [batch, length]; raises `UsageError` for ids that the model lacks and for different lengths."""
-    import numpy as np
-
-    import meshdsl as md
-
-    from ...train import UsageError
-
-    outside = sorted({token for row in rows for token in row if token >= vocab})
-    if outside:
-        raise UsageError(f"--prompt-ids has {outside[0]}, and the model has {vocab} tokens, from 0 to {vocab - 1}")
-    if len({len(row) for row in rows}) > 1:
-        raise UsageError(f"prompts must have equal lengths, got {', '.join(str(len(row)) for row in rows)}")
-    return md.tensor(np.asarray(rows, np.int32), "batch length")
