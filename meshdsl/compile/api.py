@@ -84,8 +84,9 @@ def compile(
     and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
 
     `steps` is how a collective over mesh axes of several levels of `machine` (nodes and the GPUs in one, slices and the
-    chips in one) is sent. "auto": in steps, one for each level, where the step is faster by the cost model. "always":
-    wherever it can be. "flat", and without a `machine`: as one collective.
+    chips in one) is sent. "auto": in steps, one for each level, where the step is faster by the cost model; reshards
+    are then planned by time instead of bytes, if that is faster. "always": in steps wherever it can be. "flat", and
+    without a `machine`: as one collective.
 
     Raises `LayoutError` before anything runs: for an illegal layout, and, as `md.NoEffectError`, for options without
     effect ("sharded" where nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing,

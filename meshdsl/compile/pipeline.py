@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import jax
 
+from ..cost.ledger import ledger
 from ..cost.machine import Machine
-from ..cost.network import place
+from ..cost.network import Placement, place
+from ..cost.timeline import timeline
 from ..errors import LayoutError
 from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError, no_effect
@@ -25,7 +27,7 @@ from ..lowering.order_prints import order_prints
 from ..lowering.partition import partition
 from ..lowering.ragged_exchange import ragged_exchange
 from ..lowering.unroll import unroll
-from ..overlap.collective_steps import in_steps
+from ..overlap.collective_steps import has_slow, in_steps
 from ..overlap.plan import plan_overlap
 from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from ..passes.simplify import simplify
@@ -147,7 +149,24 @@ def _in_steps(state: PassState, options: Options) -> PassState:
             return state
         raise
     assert state.program is not None
-    return dataclasses.replace(state, program=in_steps(state.program, options.steps, machine, placement))
+    program = in_steps(state.program, options.steps, machine, placement)
+    if options.steps == "auto" and has_slow(state.program, placement):
+        planned = in_steps(_planned_by_time(state, options, placement), "auto", machine, placement)
+        program = min(program, planned, key=lambda each: timeline(ledger(each), machine, placement).seconds)
+    return dataclasses.replace(state, program=program)
+
+
+def _planned_by_time(state: PassState, options: Options, placement: Placement) -> Program:
+    """The program before steps, with reshards planned by time; as it is if buckets then have no effect."""
+    program = partition(state.graph, state.mesh, state.layout, state.results, seconds=placement.seconds)
+    by_time = dataclasses.replace(state, program=program.replace(schedules=state.schedules))
+    try:
+        for each in AFTER_PARTITION:
+            by_time = each.run(by_time, options)
+    except NoEffectError:
+        return state.program or program
+    assert by_time.program is not None
+    return by_time.program
 
 
 def _plan_overlap(state: PassState, options: Options) -> PassState:
@@ -173,11 +192,7 @@ def _on_program(
 # Before any layout; run once per signature of a function
 GRAPH_PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (("simplify", simplify),)
 
-# For one mesh and layout
-PASSES: tuple[Pass, ...] = (
-    Pass("pipeline", _pipeline),
-    Pass("shard weight updates", _shard_weight_updates),
-    Pass("partition", _partition),
+AFTER_PARTITION: tuple[Pass, ...] = (
     Pass(
         "choose attention kernels",
         _on_program(lambda program, state, options: with_kernels(program, _target(options), options.attention_kernel)),
@@ -189,6 +204,14 @@ PASSES: tuple[Pass, ...] = (
             lambda program, state, options: bucket(program, options.weight_update, _decides(options), state.refined)
         ),
     ),
+)
+
+# For one mesh and layout
+PASSES: tuple[Pass, ...] = (
+    Pass("pipeline", _pipeline),
+    Pass("shard weight updates", _shard_weight_updates),
+    Pass("partition", _partition),
+    *AFTER_PARTITION,
     Pass("collectives in steps", _in_steps),
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),

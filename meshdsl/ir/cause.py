@@ -38,6 +38,7 @@ class Because(Enum):
     ANNOTATED = "{what}"  # `what`: dims, axes and the line of the `md.shard` that decided
     STEPS = "{first}, in steps: {axes} {verb} slow on {what}"  # `what`: the machine; `parts` holds the flat one's cause
     FLAT = "{first}, flat: {what}"  # `what`: the reason why it is not in steps; `parts` holds its cause
+    FASTER = "{first}, faster than {what}"  # `what`: the plan that sends fewest bytes; `parts` holds its cause
     TOGETHER = "{amounts[0]} {what} together: {first}{more}"  # `what`: "tensors" or "numbers"; `parts`: their causes
 
 

@@ -29,7 +29,7 @@ from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from ..lowering.program import Program
 from ..updates.packing import PACK, UNPACK
 
-__all__ = ["REGROUP", "in_steps", "levels_of"]
+__all__ = ["REGROUP", "has_slow", "in_steps", "levels_of"]
 
 Regrouping = Mapping[str, Shape]  # a dim -> the dims, major to minor, into which it is regrouped
 
@@ -69,6 +69,13 @@ REGROUP = Op(  # dims as several dims, one for each level of the network, or bac
 def levels_of(placement: Placement) -> dict[str, int]:
     """The outermost level of the network that each mesh axis of several devices extends over."""
     return {axis: max(part.level for part in parts) for axis, parts in placement.parts.items() if parts}
+
+
+def has_slow(program: Program, placement: Placement) -> bool:
+    """True if the program sends over a mesh axis of an outer level of the network, and has axes of an inner one."""
+    levels = levels_of(placement)
+    fastest = min(levels.values(), default=0)
+    return any(levels.get(axis, fastest) > fastest for record in program.collectives for axis in record.axes)
 
 
 def in_steps(program: Program, mode: str, machine: Machine, placement: Placement) -> Program:

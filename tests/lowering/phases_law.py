@@ -1,7 +1,8 @@
 """A program with collectives in steps gives the results of the flat one, bit for bit on whole numbers.
 
 Cases are random programs of `tests.lowering.programs`, and functions that need each kind of collective over several
-axes, at times in a loop, on meshes whose axes are on two or three levels of a network. The programs run on the
+axes, at times in a loop, on meshes whose axes are on two or three levels of a network; so does one whose reshards are
+planned by time. In the flat program, no two collectives of one kind in a row could be one. The programs run on the
 simulator, which fills padding with NaN; every fourth one is compared with its StableHLO, every eighth runs on devices.
 
     python -m tests.lowering.phases_law --cases 1000 --seed 1    # the last line is JSON
@@ -23,9 +24,10 @@ import numpy as np
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
 from meshdsl.cost.network import Network, NetworkTier, place
-from meshdsl.ir import Because, verify, walk
+from meshdsl.ir import Because, Eqn, verify, walk
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
+from meshdsl.lowering.partition import partition
 from meshdsl.overlap.collective_steps import in_steps
 from tests.lowering.programs import draw, same_bits
 from tests.stablehlo import cost_law
@@ -103,23 +105,53 @@ def kinds(program: Program) -> Counter[str]:
     )
 
 
+def in_a_row(program: Program) -> list[Eqn]:
+    """Collectives that could be one with that of their operand, which only they read and no `md.shard` asked for."""
+    found: list[Eqn] = []
+    for graph in (program, *(body for eqn, _ in walk(program) for body in eqn.graphs().values())):
+        makers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        reads = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
+        for eqn in graph.eqns:
+            before = makers.get(eqn.ins[0]) if eqn.sends and eqn.collective is not None else None
+            if before is None or not before.sends or type(before.collective) is not type(eqn.collective):
+                continue
+            alike = getattr(before.collective, "dim", "") == getattr(eqn.collective, "dim", "")
+            if alike and reads[eqn.ins[0]] == 1 and not str(before.cause).startswith("shard needs"):
+                found.append(eqn)
+    return found
+
+
+def by_time(step: md.Compiled, args: list[md.Tensor], levels: int) -> Counter[str]:
+    """Check the program whose reshards are planned by time; returns whether it is another one."""
+    network = machine(str(step.mesh), levels).network
+    graph, seconds = step.graph(*args), place(network, step.mesh).seconds
+    flat, program = (partition(graph, step.mesh, step.layout, seconds=each) for each in (None, seconds))
+    leaves = jax.tree.leaves(args)
+    assert same_bits(md.simulate(program, *leaves), md.simulate(flat, *leaves)), f"{step}: results differ\n{program}"
+    return Counter({"by time": 1} if str(program) != str(flat) else {})
+
+
 def case(seed: int) -> Counter[str]:
     """Check one case; returns what it was: illegal, flat, or equal, with the kinds of its steps."""
     step, args = compiled(seed)
     axes = [n for n in step.mesh.axes.values() if n > 1]
     try:
         flat = step.program(*args)
-        if len(axes) < 2:
-            return Counter(flat=1)
-        levels = 2 if len(axes) == 2 or seed % 3 else 3
+    except md.LayoutError:
+        return Counter(illegal=1)
+    assert not in_a_row(flat), f"seed {seed}: two collectives could be one\n{flat}"
+    if len(axes) < 2:
+        return Counter(flat=1)
+    leaves, levels = jax.tree.leaves(args), 2 if len(axes) == 2 or seed % 3 else 3
+    wanted, counts = md.simulate(flat, *leaves), by_time(step, args, levels)
+    try:
         program, on = stepped(flat, step.mesh, levels)
     except md.LayoutError as error:
-        return Counter(flat=1) if "no effect" in str(error) else Counter(illegal=1)
+        assert "no effect" in str(error)
+        return Counter(flat=1) + counts
     check(verify(program, "steps"), "steps")
-    leaves = jax.tree.leaves(args)
-    wanted, got = md.simulate(flat, *leaves), md.simulate(program, *leaves)
-    assert same_bits(got, wanted), f"seed {seed}: results differ\n{program}"
-    counts = Counter(equal=1) + kinds(program)
+    assert same_bits(md.simulate(program, *leaves), wanted), f"seed {seed}: results differ\n{program}"
+    counts += Counter(equal=1) + kinds(program)
     if seed % 4 == 1:
         again = md.compile(step.function, step.mesh, step.layout, steps="always", machine=on)
         cost_law(again.program(*args), again.lower(*args).as_text())

@@ -32,7 +32,7 @@ from .control import lower_control
 from .expansions import EXPANSIONS, Expansion
 from .index_map import lower_index_map
 from .pending_sums import ADDITIONS
-from .prices import later_bytes, reduction_bytes
+from .prices import later_price, reduction_price
 from .scope import Scope
 
 __all__ = ["lower"]
@@ -186,8 +186,8 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
             (v, _wanted(scope, v, names, assigned, pending)) for v, names in zip(eqn.ins, labels.ins, strict=True)
         ]
         sent = sum(scope.price(v, sharding) for v, sharding in wanted)
-        sent += reduction_bytes(scope.setting, eqn.outs, labels, assigned)
-        return sent if pending else sent + later_bytes(scope, eqn, dict(wanted).__getitem__)
+        sent += reduction_price(scope.setting, eqn.outs, labels, assigned)
+        return sent if pending else sent + later_price(scope, eqn, dict(wanted).__getitem__)
 
     assigned: Mapping[str, Axes] = choose(claims, preferred, price)
     if eqn.op in REGIONS:

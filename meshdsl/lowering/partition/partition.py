@@ -19,6 +19,7 @@ from .annotations import annotated_splits
 from .choose import Claims, choose
 from .equation import lower
 from .legality import all_in_one, named_by_layouts, report_conflict, shard_problems
+from .planner import Seconds
 from .scope import Reader, Scope, Setting
 from .whole_dims import whole_dims
 
@@ -40,13 +41,15 @@ def partition(
     layout: Layout,
     results: Sequence[str] | None = None,
     homes: dict[Var, Sharding] | None = None,
+    seconds: Seconds | None = None,
 ) -> Program:
     """The program that one device of the mesh runs.
 
     Inputs are named by their paths (`params/mlp/w1`), which the layout's overrides match; `results` are the paths of
     the results. A layout may mention any dim that the function mentions, so one layout serves a model's training and
     its initialisation. If `homes` is given, it is filled with the sharding in which each value of the graph is
-    computed, with sums still pending. Raises one `LayoutError` with all problems of the layout.
+    computed, with sums still pending. With `seconds`, reshards are planned by time (see `planner`). Raises one
+    `LayoutError` with all problems of the layout.
     """
     problems: dict[str, Where | None] = dict.fromkeys(layout.problems(mesh, *named_by_layouts(graph, results)))
     misplaced = shard_problems(graph, mesh)
@@ -61,6 +64,7 @@ def partition(
         problems,
         whole_dims(graph),
         annotated_splits(graph, layout.rules),
+        seconds=seconds,
     )
     scope = Scope(setting, graph)
     ins, outs = lower_graph(scope, results)

@@ -4,6 +4,9 @@ The cheapest plan sends the fewest bytes per device; ties are broken by the fewe
 fewest steps. Every intermediate sharding divides the stored extents and uses only axes that the source or the target
 names: a detour over an idle axis can be cheaper, but surprises users. A plan can reduce a pending sum, never create
 one.
+
+With `seconds`, the times of a machine's network, the cheapest plan needs the least time, one collective after the
+other, and may use idle axes too: what a slow axis carries can be divided over an idle fast one.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count, permutations, takewhile
+from operator import add
 from typing import Any, cast
 
 from ...dims import Shape
@@ -22,20 +26,30 @@ from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Extents, Sharding
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
 
-__all__ = ["cost", "plan"]
+__all__ = ["Seconds", "cost", "picoseconds", "plan"]
 
 Sizes = tuple[tuple[str, int], ...]  # dim name, stored size; sorted
 Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
 Steps = tuple[Step, ...]
+Seconds = Callable[[str, Axes, float], float]  # of a collective: its kind, axes, and V (`cost.network.full_bytes`)
+Price = tuple[int, ...]  # picoseconds, bytes, collectives, steps; by bytes, the first is 0
 
 # The number of shardings grows faster than exponentially with the axes. With more axes than this, axes that lead the
 # same dim in source and target stay fixed: the plan is still correct, and rarely costs more (0 of 212,000 random pairs
 # that share such an axis on a mesh of 2x3x2, three dims; 1 in 740 on 2x3x6).
 EXACT_AXES = 3
-NEVER = (math.inf, 0, 0)  # above every price
+NEVER = (math.inf,)  # above every price
 
 
-def plan(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int) -> Steps:
+def plan(
+    source: Sharding,
+    target: Sharding,
+    shape: Shape,
+    mesh: Mesh,
+    extents: Extents,
+    itemsize: int,
+    seconds: Seconds | None = None,
+) -> Steps:
     """The collectives that take a value of this shape from `source` to `target`, in order.
 
     Requires that axes of size 1 have been dropped. Raises `LayoutError` if an extent does not divide, or if the target
@@ -48,12 +62,26 @@ def plan(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: 
     ...     print(step)
     reduce_scatter batch over cols
     """
-    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize)[0]
+    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize, seconds)[0]
 
 
-def cost(source: Sharding, target: Sharding, shape: Shape, mesh: Mesh, extents: Extents, itemsize: int) -> int:
-    """The bytes that one device sends in `plan`."""
-    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize)[1]
+def cost(
+    source: Sharding,
+    target: Sharding,
+    shape: Shape,
+    mesh: Mesh,
+    extents: Extents,
+    itemsize: int,
+    seconds: Seconds | None = None,
+) -> int:
+    """The bytes that one device sends in `plan`; with `seconds`, the picoseconds of its collectives."""
+    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize, seconds)[1]
+
+
+def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> int:
+    """The time of a step whose operand has so many bytes; an integer, so that sums are exact."""
+    n = mesh.count(step.axes) if isinstance(step, AllGather | AllToAll) else 1
+    return round(1e12 * seconds(step.name, step.axes, n * local_bytes)) if step.sends else 0
 
 
 def _sizes(shape: Shape, extents: Extents) -> Sizes:
@@ -61,16 +89,32 @@ def _sizes(shape: Shape, extents: Extents) -> Sizes:
 
 
 @lru_cache(maxsize=65536)
-def _plan(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> tuple[Steps, int]:
+def _plan(
+    source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None
+) -> tuple[Steps, int]:
     _check(source, target, sizes, mesh)
     steps = _direct(source, target)
-    if steps is None:
+    if seconds is not None and (steps is None or any(step.sends for step in steps)):
+        steps = _search(source, target, sizes, _searched(source, target, sizes, mesh, seconds), itemsize, seconds)
+    elif steps is None:
         steps = _named(source, target, sizes, mesh, itemsize)
     total = 0
     for step in steps:
-        total += step.bytes_sent(_local_bytes(source, sizes, mesh, itemsize), mesh)
+        local_bytes = _local_bytes(source, sizes, mesh, itemsize)
+        total += picoseconds(step, local_bytes, mesh, seconds) if seconds else step.bytes_sent(local_bytes, mesh)
         source = step.step(source, mesh)
     return steps, total
+
+
+def _searched(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, seconds: Seconds) -> Mesh:
+    """The axes that a plan by time may use: those of the source and the target, and up to `EXACT_AXES` the fastest."""
+    named = source.varying | target.varying
+    size = math.prod(n for _, n in sizes)
+    idle = sorted(
+        (a for a, n in mesh.axes.items() if n > 1 and a not in named), key=lambda a: seconds("all_gather", (a,), size)
+    )
+    used = named.union(idle[: max(0, EXACT_AXES - len(named))])
+    return Mesh({axis: n for axis, n in mesh.axes.items() if axis in used})
 
 
 def _direct(source: Sharding, target: Sharding) -> Steps | None:
@@ -154,14 +198,16 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 @lru_cache(maxsize=65536)
-def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """Dijkstra's algorithm over all shardings; ties are broken by the order in which `_moves` lists the steps."""
-    axes = tuple(axis for axis in mesh.axes if axis in source.varying | target.varying)
+def _search(
+    source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None = None
+) -> Steps:
+    """Dijkstra's algorithm over all shardings by the mesh's axes; ties are broken by the order of `_moves`."""
+    axes = tuple(mesh.axes)
     dims = tuple(dim for dim, _ in sizes)
     held = _held(source, target, len(axes) > EXACT_AXES)
-    best = {source: (0, 0, 0)}
+    best: dict[Sharding, Price] = {source: (0, 0, 0, 0)}
     number = count()
-    queue: list[tuple[tuple[int, int, int], int, Sharding, Steps]] = [(best[source], next(number), source, ())]
+    queue: list[tuple[Price, int, Sharding, Steps]] = [(best[source], next(number), source, ())]
     while True:
         so_far, _, reached, steps = heapq.heappop(queue)
         if reached == target:
@@ -171,9 +217,10 @@ def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsi
         local_bytes = _local_bytes(reached, sizes, mesh, itemsize)
         for step, after in _moves(reached, held, dims, axes, mesh):
             if after not in best and not _fits(after, sizes, mesh):
-                best[after] = (-1, 0, 0)  # no price is lower, so it is never entered
-            bytes_sent = step.bytes_sent(local_bytes, mesh)
-            price = (so_far[0] + bytes_sent, so_far[1] + step.sends, so_far[2] + 1)
+                best[after] = (-1,)  # no price is lower, so it is never entered
+            time = picoseconds(step, local_bytes, mesh, seconds) if seconds is not None else 0
+            own = (time, step.bytes_sent(local_bytes, mesh), step.sends, 1)
+            price = tuple(map(add, so_far, own))
             if (after not in best or price < best[after]) and price < best.get(target, NEVER):
                 best[after] = price
                 heapq.heappush(queue, (price, next(number), after, (*steps, step)))

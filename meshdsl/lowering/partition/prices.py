@@ -1,10 +1,10 @@
-"""The bytes that an assignment of axes to labels costs: at one equation, and at the later products that share operands.
+"""The price of an assignment of axes to labels: at one equation, and at the later products that share operands.
 
 Equations are lowered one at a time. If a product gathers an operand, later products read the gathered version for
 nothing: the three gradients of query, key and value weights read the same activation. So the price of an assignment
 includes the least that these products pay once its versions exist. Operands that are not lowered yet are assumed to be
 sharded like the equation's own operand of equal dims, otherwise by the layout. A wrong assumption costs bytes, never
-correctness.
+correctness. Prices are the bytes that a device sends, or picoseconds, as the planner counts.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from ...ir import Eqn, Labels, Var
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.contraction import EINSUM
+from ..collectives import AllReduce
 from ..labels import apply, labels_of, vanishing
 from .choose import Claims, choose
 from .demand import Demand
-from .planner import cost
+from .planner import cost, picoseconds
 from .scope import Scope, Setting
 
-__all__ = ["later_bytes", "later_products", "reduction_bytes"]
+__all__ = ["later_price", "later_products", "reduction_price"]
 
 Assigned = Mapping[str, Axes]
 
 
-def reduction_bytes(setting: Setting, outs: Sequence[Var], labels: Labels, assigned: Assigned) -> float:
-    """The bytes that a device sends to all-reduce the results over the axes of vanishing labels."""
-    n = setting.mesh.count([axis for label in vanishing(labels) for axis in assigned.get(label, ())])
-    total = 0.0
+def reduction_price(setting: Setting, outs: Sequence[Var], labels: Labels, assigned: Assigned) -> float:
+    """The price of an all_reduce of the results over the axes of vanishing labels."""
+    axes = tuple(axis for label in vanishing(labels) for axis in assigned.get(label, ()))
+    n, total = setting.mesh.count(axes), 0.0
     for v, names in zip(outs, labels.outs, strict=True):
-        local = setting.extents.local_shape(v.dims, apply(names, assigned), setting.mesh)
-        total += 2 * (n - 1) / n * v.dtype.itemsize * math.prod(local)
+        size = v.dtype.itemsize * math.prod(setting.extents.local_shape(v.dims, apply(names, assigned), setting.mesh))
+        timed = setting.seconds
+        total += picoseconds(AllReduce(axes), size, setting.mesh, timed) if timed else 2 * (n - 1) / n * size
     return total
 
 
@@ -52,7 +54,7 @@ def _is_product(eqn: Eqn) -> bool:
     return eqn.op is EINSUM and len(set(eqn.ins)) == len(eqn.ins) == 2
 
 
-def later_bytes(scope: Scope, eqn: Eqn, assigned: Callable[[Var], Sharding]) -> float:
+def later_price(scope: Scope, eqn: Eqn, assigned: Callable[[Var], Sharding]) -> float:
     """The least that later products pay if this product reads its operands in the `assigned` shardings."""
     total = 0.0
     for v, other in later_products(scope.demand, eqn):
@@ -87,7 +89,7 @@ def _expected(scope: Scope, v: Var, like: Var) -> Sharding:
 
 
 def _least(scope: Scope, eqn: Eqn, v: Var, version: Sharding, expected: Sharding) -> float:
-    """The bytes of a later product's cheapest assignment, with one operand also available in `version`."""
+    """The price of a later product's cheapest assignment, with one operand also available in `version`."""
     setting, labels = scope.setting, labels_of(eqn)
     mesh, extents = setting.mesh, setting.extents
     home = _whole(scope, v) or version
@@ -98,11 +100,11 @@ def _least(scope: Scope, eqn: Eqn, v: Var, version: Sharding, expected: Sharding
                 claims.add(str(label), sharding.axes(d))  # every dim of a product has a label
 
     def price(assigned: Assigned) -> float:
-        total = reduction_bytes(setting, eqn.outs, labels, assigned)
+        total = reduction_price(setting, eqn.outs, labels, assigned)
         for x, names in zip(eqn.ins, labels.ins, strict=True):
             target = apply(names, assigned)
             if x is not v and x not in scope.unmaterialized:
-                total += cost(expected, target, x.dims, mesh, extents, x.dtype.itemsize)
+                total += cost(expected, target, x.dims, mesh, extents, x.dtype.itemsize, setting.seconds)
             elif x is v and target != version:
                 total += scope.price(x, target)
         return total

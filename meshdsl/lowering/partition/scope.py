@@ -21,7 +21,7 @@ from ...trace import FULL
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
 from .annotations import Annotation
 from .demand import Demand
-from .planner import cost, plan
+from .planner import Seconds, cost, plan
 
 __all__ = ["Reader", "Scope", "Setting"]
 
@@ -51,6 +51,7 @@ class Setting:
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
+    seconds: Seconds | None = None  # the network's times, if reshards are planned by time instead of bytes
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Scope:
         return next((x.sharding for x in self.versions.get(v, ()) if not x.sharding.partial), None)
 
     def price(self, v: Var, target: Sharding) -> float:
-        """The bytes that one device sends to get this version."""
+        """The bytes that one device sends to get this version, or the picoseconds that it takes."""
         if v in self.unmaterialized:
             return 0
         return min(self._cost(x, target) for x in self._sources(v, target))
@@ -131,10 +132,11 @@ class Scope:
             if x.sharding == target:
                 return x
         source = min(self._sources(v, target), key=lambda x: self._cost(x, target))
-        steps = plan(source.sharding, target, v.dims, self.setting.mesh, self.setting.extents, v.dtype.itemsize)
-        x = source
+        setting, x = self.setting, source
+        reshard = (source.sharding, target, v.dims, setting.mesh, setting.extents, v.dtype.itemsize)
+        steps, flat = plan(*reshard, setting.seconds), plan(*reshard)
         for step in steps:
-            x = self._step(v, x, step, eqn)
+            x = self._step(v, x, step, eqn, flat if steps != flat else ())
         return x
 
     def _sources(self, v: Var, target: Sharding) -> list[Var]:
@@ -144,9 +146,12 @@ class Scope:
         return sources
 
     def _cost(self, x: Var, target: Sharding) -> int:
-        return cost(x.sharding, target, x.dims, self.setting.mesh, self.setting.extents, x.dtype.itemsize)
+        return cost(
+            x.sharding, target, x.dims, self.setting.mesh, self.setting.extents, x.dtype.itemsize, self.setting.seconds
+        )
 
-    def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader) -> Var:
+    def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader, instead: Sequence[Step]) -> Var:
+        """The next version; the plan by bytes is given if it is another one."""
         sharding = step.step(x.sharding, self.setting.mesh)
         for version in self.versions[v]:
             if version.sharding == sharding:
@@ -155,6 +160,9 @@ class Scope:
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
         if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
             cause, where, backward = self.reasons[v]
+        if instead:
+            what = " and ".join(str(each) for each in instead if each.sends)
+            cause = Cause(Because.FASTER, parts=(cause,), what=what)
         self.eqns.append(Eqn(step, (x,), (resharded,), {}, where, backward, cause))
         self.versions[v].append(resharded)
         if step.sends or x in self.received:

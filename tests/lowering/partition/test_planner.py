@@ -3,6 +3,7 @@
 Right: the plan, run by `simulate` on a value laid out by definition, gives the target's blocks by definition.
 Minimal: no plan by the same rules sends fewer bytes, then uses fewer collectives, then fewer steps; the
 reference is Floyd-Warshall over the graph of all shardings, with every collective tried on every one of them.
+By time: right, never slower than the plan by bytes, and as fast as any plan over all axes of the mesh.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import dataclasses
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
 import pytest
 
+from meshdsl.cost.network import Network, NetworkTier, Placement, place
 from meshdsl.dims import dims, names
 from meshdsl.errors import InternalError, LayoutError
 from meshdsl.layouts import Extents, Mesh, Sharding
@@ -29,7 +31,7 @@ from meshdsl.lowering.collectives import (
     Slice,
     Step,
 )
-from meshdsl.lowering.partition.planner import cost, plan
+from meshdsl.lowering.partition.planner import Seconds, cost, plan
 from tests.lowering.definitions import COMBINE, Case, blocks_of, case, holds, length, parts_of, states, value_of
 
 Axes = tuple[str, ...]
@@ -86,10 +88,29 @@ def priced(sent: int, collectives: int, steps: int) -> int:
     return sent * 10_000 + collectives * 100 + steps
 
 
+def network_of(c: Case) -> Placement:
+    """A network on which the last axis of the mesh is fast, and each axis before it eight times slower."""
+    tiers = [NetworkTier("switch", {a: n}, 64.0 / 8**i, 0.5) for i, (a, n) in enumerate(reversed(c.mesh.axes.items()))]
+    return place(Network(tuple(tiers), launch=1.0), c.mesh)
+
+
+def timed(c: Case, source: Sharding, steps: Sequence[Step], seconds: Seconds) -> int:
+    """The picoseconds of these collectives, one after the other."""
+    total = 0
+    for step in steps:
+        local = c.itemsize * math.prod(length(c, source, k) or 0 for k in range(len(c.shape)))
+        n = math.prod(c.mesh.axes[a] for a in step.axes)
+        size = local * (n if step.name in ("all_gather", "all_to_all") else 1)
+        total += round(1e12 * seconds(step.name, step.axes, size)) if step.name != "slice" else 0
+        source = step.step(source, c.mesh)
+    return total
+
+
 @cache
-def reference(index: int) -> tuple[list[Sharding], dict[frozenset[str], np.ndarray]]:
+def reference(index: int, by_time: bool = False) -> tuple[list[Sharding], dict[frozenset[str], np.ndarray]]:
     """All shardings, and the least price from each to each by the axes that may be used on the way."""
     c = CASES[index]
+    seconds = network_of(c).seconds
     all_states = states(c)
     number = {s: i for i, s in enumerate(all_states)}
     unreachable = 1 << 60
@@ -105,6 +126,7 @@ def reference(index: int) -> tuple[list[Sharding], dict[frozenset[str], np.ndarr
                 local = c.itemsize * math.prod(length(c, s, k) or 0 for k in range(len(c.shape)))
                 n = math.prod(c.mesh.axes[a] for a in step.axes)
                 price = priced(ring_bytes(step.name, n, local), step.name != "slice", 1)
+                price = timed(c, s, [step], seconds) if by_time else price
                 edges[i, j] = min(edges[i, j], price)
     found: dict[frozenset[str], np.ndarray] = {}
     for n in range(len(c.mesh.axes) + 1):
@@ -147,6 +169,61 @@ def test_every_pair(index: int):
             assert sent == cost(source, target, c.shape, c.mesh, c.extents, c.itemsize), said
     print(f"{c}: {pairs} pairs of {len(all_states)} shardings")
     assert pairs == c.pairs
+
+
+@pytest.mark.parametrize("index", [6, 8, 9, 11])
+def test_every_pair_by_time(index: int):
+    c = CASES[index]
+    all_states, least = reference(index, by_time=True)
+    value, seconds = value_of(c), network_of(c).seconds
+    faster = 0
+    for (i, source), (j, target) in itertools.product(enumerate(all_states), repeat=2):
+        if not set(target.partial) <= set(source.partial):
+            continue
+        arguments = (source, target, c.shape, c.mesh, c.extents, c.itemsize)
+        flat, steps = plan(*arguments), plan(*arguments, seconds)
+        blocks, here = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind)), source
+        for step in steps:
+            blocks = step.simulate(blocks, c.shape, here, c.mesh)
+            here = step.step(here, c.mesh)
+        said = f"{source} to {target}: {'; '.join(map(str, steps))}"
+        assert here == target, said
+        assert holds(c, target, blocks, np.stack(blocks_of(c, target.whole(), [value]))), said
+        time = timed(c, source, steps, seconds)
+        assert time == cost(*arguments, seconds) == least[frozenset(c.mesh.axes)][i, j], said
+        assert time <= timed(c, source, flat, seconds), said
+        faster += time < timed(c, source, flat, seconds)
+        assert not any(fused(source, flat, c.mesh)), said
+        for one, before, pair in fused(source, steps, c.mesh):  # where two are faster than one
+            assert timed(c, before, [one], seconds) >= timed(c, before, pair, seconds), said
+    print(f"{c}: {faster} pairs are faster")
+    assert faster
+
+
+def fused(source: Sharding, steps: Sequence[Step], mesh: Mesh) -> Iterator[tuple[Step, Sharding, list[Step]]]:
+    """Two collectives of one kind in a row that one could replace: the one, the sharding before, and the two."""
+    for step, other in itertools.pairwise(steps):
+        middle = step.step(source, mesh)
+        for axes in (step.axes + other.axes, other.axes + step.axes):
+            if type(step) is type(other) and step.sends and not isinstance(step, Permute):
+                one = dataclasses.replace(step, axes=axes)
+                try:
+                    if one.step(source, mesh) == other.step(middle, mesh):
+                        yield one, source, [step, other]
+                except InternalError:
+                    pass
+        source = middle
+
+
+def test_a_detour_over_an_idle_fast_axis():
+    """What the slow axis carries is divided over the fast one, on which the value is replicated."""
+    network = Network((NetworkTier("switch", {"gpu": 4}, 64e9), NetworkTier("switch", {"node": 2}, 1e9)))
+    mesh = Mesh("node:2 gpu:4")
+    arguments = (Sharding.of({}, ["node"]), Sharding(), dims("x:4096 y:8"), mesh, Extents(), 4)
+    assert list(map(str, plan(*arguments))) == ["all_reduce(sum) over node"]
+    assert list(map(str, plan(*arguments, place(network, mesh).seconds))) == [
+        "slice x over gpu", "reduce_scatter x over node", "all_gather x over gpu,node"
+    ]  # fmt: skip
 
 
 def test_noticed_when_broken():
