@@ -237,22 +237,26 @@ class _Walk:
 
     def sum(self, name: str, a: Any, ins: Sequence[_Value], summed: bool) -> str:
         """Whether the result of an equation is complete, partial, or zero."""
-        partial = [x.sum == "partial" for x in ins]
-        if any(partial):
-            if name in JOINT:
-                linear = ins[1:] if name == "select_n" else ins
-                if any(x.sum == "whole" for x in linear) or (name == "select_n" and partial[0]):
-                    raise _refuse(f"adds to a sum over {self.dim} that is not complete")
-            elif name in PRODUCTS:
-                if sum(partial) > 1:
-                    raise _refuse(f"multiplies two sums over {self.dim} that are not complete")
-            elif name not in FIRST or any(partial[1:]) or not _keeps_sums(a):
-                raise _refuse(f"reads a sum over {self.dim} that is not complete")
+        if any(x.sum == "partial" for x in ins):
+            self.check_partial(name, a, ins)
             return "partial"
         zeros = [x.sum == "zero" for x in ins]
         if (name in PRODUCTS and any(zeros)) or (name in JOINT | FIRST and zeros and all(zeros)):
             return "zero"
         return "partial" if summed else "whole"
+
+    def check_partial(self, name: str, a: Any, ins: Sequence[_Value]) -> None:
+        """Raise an error for an equation that reads a partial sum and is not linear in it."""
+        partial = [x.sum == "partial" for x in ins]
+        if name in JOINT:
+            linear = ins[1:] if name == "select_n" else ins
+            if any(x.sum == "whole" for x in linear) or (name == "select_n" and partial[0]):
+                raise _refuse(f"adds to a sum over {self.dim} that is not complete")
+        elif name in PRODUCTS:
+            if sum(partial) > 1:
+                raise _refuse(f"multiplies two sums over {self.dim} that are not complete")
+        elif name not in FIRST or any(partial[1:]) or not _keeps_sums(a):
+            raise _refuse(f"reads a sum over {self.dim} that is not complete")
 
     def joined(self, a: Sequence[_Value], b: Sequence[_Value]) -> list[_Value]:
         """Values that are either of two, such as results of branches."""

@@ -71,19 +71,12 @@ class Mesh:
             sizes = f"{positional[twice[0]]} and {named[twice[0]]}"
             raise LayoutError(f"the mesh axis {twice[0]!r} is given twice, as {sizes}")
         self.axes = {**positional, **named}
-        for name, size in self.axes.items():
-            if not _NAME.fullmatch(str(name)):
-                raise LayoutError(
-                    f"a mesh axis is named like a Python variable, in ASCII letters, got {name!a}\n"
-                    "  XLA cannot compile other names"
-                )
-            if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
-                raise LayoutError(
-                    f"mesh axis {name!r} needs a size of at least 1, got {size!r}\n"
-                    f"  leave an axis that is not needed out, or give it the size 1"
-                )
+        _check_axes(self.axes)
         self.device_order = None if device_order is None else _flat(device_order)
         self.devices: Sequence[Any] | None = None if devices is None else tuple(devices)
+        self._check_devices()
+
+    def _check_devices(self) -> None:
         for device in self.devices or ():
             if not hasattr(device, "platform"):
                 raise LayoutError(f"the devices of a mesh are devices of JAX, such as jax.devices(); got {device!r}")
@@ -215,6 +208,20 @@ def _placed(given: MeshLike | None) -> tuple[Sequence[Any] | None, Sequence[int]
         )
     types = given.axis_types if kinds.Explicit in given.axis_types else None
     return tuple(given.devices.ravel()) if isinstance(given, jax.sharding.Mesh) else None, None, types
+
+
+def _check_axes(axes: Mapping[str, int]) -> None:
+    for name, size in axes.items():
+        if not _NAME.fullmatch(str(name)):
+            raise LayoutError(
+                f"a mesh axis is named like a Python variable, in ASCII letters, got {name!a}\n"
+                "  XLA cannot compile other names"
+            )
+        if not hasattr(size, "__index__") or isinstance(size, bool) or size < 1:
+            raise LayoutError(
+                f"mesh axis {name!r} needs a size of at least 1, got {size!r}\n"
+                f"  leave an axis that is not needed out, or give it the size 1"
+            )
 
 
 def _parse(axes: MeshLike | None) -> dict[str, int]:

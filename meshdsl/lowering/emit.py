@@ -147,6 +147,33 @@ def _without(of: Block, dims: Set[Dim]) -> Block:
     return Block(tuple(of.dims[i] for i in kept), tuple(of.sizes[i] for i in kept), tuple(of.axes[i] for i in kept))
 
 
+@dataclass
+class _Stacks:
+    """The stacks that a loop fills, as one trip sees them: the row to write, and the arrays that hold the rows."""
+
+    vars: Mapping[int, Var]
+    at: Any
+    filled: dict[int, Any]
+
+    def write(self, i: int, row: Any) -> None:
+        row = varying(Jax.reshape(row, _long(row.shape)), self.vars[i].sharding.varying)
+        self.filled[i] = lax.dynamic_update_index_in_dim(self.filled[i], row, self.at, 0, allow_negative_indices=False)
+
+    def write_and_read(self, i: int, row: Any) -> Any:
+        """The row as it is stored. Behind a barrier, its index is unknown, so compilers read and do not compute."""
+        self.write(i, row)
+        index = lax.optimization_barrier(self.at)
+        stored = lax.dynamic_index_in_dim(self.filled[i], index, 0, keepdims=False, allow_negative_indices=False)
+        return Jax.reshape(stored, row.shape)
+
+
+def _barriers(body: Graph, rows: Sequence[Var]) -> dict[Var, int]:
+    """The barriers of a body on these of its results, each with the number of the row that it writes and reads back."""
+    computed = {v for eqn in body.eqns for v in eqn.outs}.intersection(rows)
+    found = (eqn for eqn in body.eqns if eqn.op is BARRIER and eqn.ins[0] in computed)
+    return {eqn.outs[0]: rows.index(eqn.ins[0]) for eqn in found}
+
+
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: Emission) -> list[Any]:
     """`lax.scan` with its stacks as carries: JAX starts stacks as zeros, which TPUs write before a reverse loop."""
     consts, first, inputs = loop.inputs(xs)
@@ -155,36 +182,19 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: E
     trips, on_host = loop.trips, host_values(loop.body)
     # JAX has no arrays without values in the host's memory, and no writes into a stack without rows
     own = {i: v for i, v in stacks.items() if trips and row_vars[i] not in on_host}
-    computed = {v for eqn in loop.body.eqns for v in eqn.outs}
-    barriers = {
-        eqn.outs[0]: row_vars.index(eqn.ins[0])
-        for eqn in loop.body.eqns
-        if eqn.op is BARRIER and eqn.ins[0] in computed.intersection(row_vars[i] for i in own)
-    }
+    barriers = {v: i for v, i in _barriers(loop.body, row_vars).items() if i in own}
 
     def step(state: tuple[Any, Sequence[Any], Mapping[int, Any]], rows: Sequence[Any]) -> Any:
         at, carry, filled = state
-        filled = dict(filled)
-
-        def write(i: int, row: Any) -> None:
-            row = varying(Jax.reshape(row, _long(row.shape)), stacks[i].sharding.varying)
-            filled[i] = lax.dynamic_update_index_in_dim(filled[i], row, at, 0, allow_negative_indices=False)
-
-        def write_and_read(i: int, row: Any) -> Any:
-            """The row as it is stored. Behind a barrier, its index is unknown, so compilers read and do not compute."""
-            write(i, row)
-            index = lax.optimization_barrier(at)
-            stored = lax.dynamic_index_in_dim(filled[i], index, 0, keepdims=False, allow_negative_indices=False)
-            return Jax.reshape(stored, row.shape)
-
-        kernels = {v: functools.partial(write_and_read, i) for v, i in barriers.items()}
+        written = _Stacks(own, at, dict(filled))
+        kernels = {v: functools.partial(written.write_and_read, i) for v, i in barriers.items()}
         rows = [Jax.reshape(row, x.shape[1:]) for row, x in zip(rows, inputs, strict=True)]
         carry, ys = loop.results(run_equations(loop.body, [*consts, *carry, *rows], emission, kernels))
         for i in own:
             if i not in barriers.values():
-                write(i, ys[i])
+                written.write(i, ys[i])
         others = {i: y for i, y in enumerate(ys) if i not in own}
-        return (at + (-1 if loop.reverse else 1), _varying(carry, carries), filled), others
+        return (at + (-1 if loop.reverse else 1), _varying(carry, carries), written.filled), others
 
     # the stacked dim may be stored with padding
     rows = [x if x.shape[0] == trips else x[:trips] for x in inputs]

@@ -38,13 +38,24 @@ def check_elementwise(closed: Any, refusal: Refusal, called_at: Any = None) -> N
         name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
         if name in jax_functions.CALLS and bodies:
             check_elementwise(bodies[0], refusal, traceback)
-            continue
-        ins, outs = ([v.aval.shape for v in vs if v.aval.shape] for vs in (eqn.invars, eqn.outvars))
-        kept = name in jax_functions.ELEMENTWISE or name == "broadcast_in_dim"
-        if len(eqn.outvars) != 1 or bodies or eqn.effects or not all(kept and outs == [shape] for shape in ins or outs):
-            shapes = ", ".join(str(list(shape)) for shape in ins) or "numbers"
+        elif bodies or not _is_elementwise(eqn):
+            shapes = ", ".join(str(list(shape)) for shape in _shapes(eqn.invars)) or "numbers"
             results = ", ".join(str(list(v.aval.shape)) for v in eqn.outvars)
             raise refusal(f"{name} of {shapes} to {results}", *_source(traceback))
+
+
+def _is_elementwise(eqn: Any) -> bool:
+    """True if an equation without a body computes one result, element by element, or repeats numbers to fill it."""
+    if len(eqn.outvars) != 1 or eqn.effects:
+        return False
+    ins, outs = _shapes(eqn.invars), _shapes(eqn.outvars)
+    kept = eqn.primitive.name in jax_functions.ELEMENTWISE or eqn.primitive.name == "broadcast_in_dim"
+    return all(kept and outs == [shape] for shape in ins or outs)
+
+
+def _shapes(values: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shapes of those that are no single numbers."""
+    return [v.aval.shape for v in values if v.aval.shape]
 
 
 def _source(traceback: Any) -> tuple[str, str]:

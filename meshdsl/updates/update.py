@@ -50,25 +50,33 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
     the single result of their name, else to those left of the same type, in order.
     """
     results = list(zip(placed.results, placed.graph.outs, strict=True))
-    arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
+    named = {path: out for path, out in results if "/" not in path}
     inputs = [v for v in placed.graph.ins if v.dims]
+    matches = _in_trees(placed, results)
+    matches |= {v: named[v.name] for v in inputs if v.name in named and named[v.name].type == v.type}
+    single = [out for out in named.values() if out not in matches.values()]
+    for v in (v for v in inputs if v not in matches and "/" not in v.name):
+        if same_type := [out for out in single if out.type == v.type]:
+            matches[v] = same_type[0]
+            single.remove(same_type[0])
+    return [(v, matches[v]) for v in inputs if v in matches]
+
+
+def _in_trees(placed: ShardedGraph, results: Sequence[tuple[str, Var]]) -> dict[Var, Var]:
+    """The inputs inside trees, with the results of the same path and type, apart from the path's first name."""
+    arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
     matches: dict[Var, Var] = {}
-    for v in inputs:
+    for v in placed.graph.ins:
         argument, _, tail = v.name.partition("/")
+        if not v.dims or not tail:
+            continue
         candidates = {
             path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type
         }
         by_path = [candidates[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in candidates]
-        if tail and (by_path or len(candidates) == 1):
+        if by_path or len(candidates) == 1:
             matches[v] = (by_path or list(candidates.values()))[0]
-    named = {path: out for path, out in results if "/" not in path}
-    matches |= {v: named[v.name] for v in inputs if v.name in named and named[v.name].type == v.type}
-    single = [out for out in named.values() if out not in matches.values()]
-    for v in (v for v in inputs if v not in matches):
-        if "/" not in v.name and (same_type := [out for out in single if out.type == v.type]):
-            matches[v] = same_type[0]
-            single.remove(same_type[0])
-    return [(v, matches[v]) for v in inputs if v in matches]
+    return matches
 
 
 def find_update(

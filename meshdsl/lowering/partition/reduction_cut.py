@@ -6,7 +6,7 @@ which are then needed complete themselves. The cheapest choice for all values at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -122,23 +122,31 @@ class ReductionCut:
         can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and self.sums.may_stay_pending(eqn, v)]
         if not can:
             return ()
-        linear = eqn.operation.linear
-        if linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
-            others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins
-            if len({self.axes[v] for v in can}) > 1:
-                return ()
-            rest = [v for v in others if v not in can and v not in self.sums.zero]
-            joins = self._adds_up(eqn) and not any(self.axes[can[0]] & self._split(v.dims) for v in rest)
-            return tuple(can) if joins or not rest else ()
+        if eqn.operation.linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
+            return tuple(can) if self._stay_together(eqn, can) else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
+        return (chosen,) if self._stays_alone(eqn, chosen) else ()
+
+    def _stay_together(self, eqn: Eqn, can: Sequence[Var]) -> bool:
+        """True if an operation that adds or joins its operands may leave these pending, and the others complete."""
+        others = eqn.ins[1:] if eqn.operation.linear is Linear.BRANCHES else eqn.ins
+        rest = [v for v in others if v not in can and v not in self.sums.zero]
+        if len({self.axes[v] for v in can}) > 1:
+            return False
+        return not rest or (self._adds_up(eqn) and not self._any_split(rest, self.axes[can[0]]))
+
+    def _stays_alone(self, eqn: Eqn, chosen: Var) -> bool:
+        """True if an operation that is linear in one operand may leave it pending."""
         axes = self.axes[chosen]
-        others = [v for v in eqn.ins if v is not chosen and v not in self.sums.unmade]
-        if any(axes & self._split(v.dims) for v in others):
-            return ()
+        if self._any_split([v for v in eqn.ins if v is not chosen and v not in self.sums.unmade], axes):
+            return False
+        # the complete sum may be sharded over these axes, and then so are the FLOPs of a contraction
         contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1
-        if contracts and any(axes & self._split(v.dims) for v in (chosen, *eqn.outs)):
-            return ()  # the complete sum is sharded over these axes, and so are the FLOPs of the contraction
-        return (chosen,)
+        return not (contracts and self._any_split([chosen, *eqn.outs], axes))
+
+    def _any_split(self, values: Sequence[Var], axes: AxisSet) -> bool:
+        """True if the layout assigns one of these axes to a dim of these values."""
+        return any(axes & self._split(v.dims) for v in values)
 
     def _adds_up(self, eqn: Eqn) -> bool:
         """True if an equation adds a value to a sum to which another addition follows, as in x + a + b.
