@@ -24,7 +24,7 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
-from ..overlap.collective_steps import levels_of
+from ..overlap.collective_steps import has_slow_axis
 from ..overlap.values import OverlapPlan
 from ..pipelines import Schedule
 from ..targets.attention import is_attention
@@ -66,22 +66,13 @@ def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
     return mesh.devices[0].platform if mesh.devices else None
 
 
-def _has_slow_axis(options: Options, mesh: Mesh) -> bool:
-    """True if the machine decides which collectives are in steps: mesh axes are on several levels of its network."""
-    if options.steps == "flat" or options.machine is None:
-        return False
-    try:
-        return len(set(levels_of(place(options.machine.network, mesh)).values())) > 1
-    except LayoutError:  # the mesh does not fit the machine
-        return False
-
-
 def _check_machine(options: Options, traced: Traced, mesh: Mesh) -> None:
     """Raise `NoEffectError`, or warn, if the machine decides nothing."""
     updates, plan = options.weight_update.mode, options.overlap.mode
     if options.machine is None or traced.target.read or _has_choice(options, traced.begun[-1].graph):
         return
-    if updates != "auto" and plan == "none" and options.steps != "always" and not _has_slow_axis(options, mesh):
+    in_steps = options.steps == "always" or (options.steps == "auto" and has_slow_axis(options.machine, mesh))
+    if updates != "auto" and plan == "none" and not in_steps:
         error = NoEffectError(
             f"machine={options.machine.name!r} has no effect with weight_update={updates!r} and overlap={plan!r}\n"
             "  it decides what 'auto' leaves open, when things overlap, and which collectives are in steps\n"

@@ -18,18 +18,18 @@ from typing import Any
 
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
-from ..cost.network import Placement, full_bytes
+from ..cost.network import Placement, full_bytes, place
 from ..cost.timeline import timeline
 from ..dims import Dim, Shape
-from ..errors import InternalError
+from ..errors import InternalError, LayoutError
 from ..errors.no_effect import NoEffectError
 from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, walk
-from ..layouts import Sharding
+from ..layouts import Mesh, Sharding
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from ..lowering.program import Program
 from ..updates.packing import PACK, UNPACK
 
-__all__ = ["REGROUP", "has_slow", "in_steps", "levels_of"]
+__all__ = ["REGROUP", "has_slow", "has_slow_axis", "in_steps"]
 
 Regrouping = Mapping[str, Shape]  # a dim -> the dims, major to minor, into which it is regrouped
 
@@ -69,6 +69,14 @@ REGROUP = Op(  # dims as several dims, one for each level of the network, or bac
 def levels_of(placement: Placement) -> dict[str, int]:
     """The outermost level of the network that each mesh axis of several devices extends over."""
     return {axis: max(part.level for part in parts) for axis, parts in placement.parts.items() if parts}
+
+
+def has_slow_axis(machine: Machine, mesh: Mesh) -> bool:
+    """True if mesh axes are on several levels of the machine's network; False if the mesh does not fit the machine."""
+    try:
+        return len(set(levels_of(place(machine.network, mesh)).values())) > 1
+    except LayoutError:
+        return False
 
 
 def has_slow(program: Program, placement: Placement) -> bool:

@@ -13,7 +13,9 @@ from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
+from ..errors.no_effect import NoEffectError
 from ..layouts import Layout, Mesh, MeshLike
+from ..overlap.collective_steps import has_slow_axis
 from ..trace import spec
 from .knobs import turns_of
 from .plan_result import plan_result
@@ -67,9 +69,10 @@ def search(
     not its mesh and layout); or a workload, whose training step is searched. `mesh` is one mesh or several to choose
     from; `devices` means every mesh of that many devices with up to `most_axes` axes, in every order.
 
-    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches overlap", "all", or a
-    mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a function. The
-    result's `plan` has every choice; pass it to `md.compile(step, plan=plan)`.
+    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches overlap steps", "all", or
+    a mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a function;
+    "steps" only where a mesh has a slow axis on the machine. The result's `plan` has every choice; pass it to
+    `md.compile(step, plan=plan)`.
 
     A search of plans costs the plan `start` first and improves it, so that the result is at least as good.
 
@@ -112,12 +115,20 @@ def search(
         )
         tried = _meshes(mesh, devices, most_axes, on)
         turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)
+        if not any(has_slow_axis(on, grid) for grid in tried):
+            if "steps" in _explicit(knobs):
+                raise NoEffectError(
+                    f"knobs names steps, and no mesh has axes of several levels of {on.name!r}, one of them slow\n"
+                    "  leave steps out"
+                )
+            turns = tuple(turn for turn in turns if turn.knob != "steps")
         if not turns and start is not None:
             raise LayoutError(
                 "start= is a plan, and this is a search for layouts: it turns no knobs\n"
                 "  name the knobs to search (knobs='all'), or leave start out"
             )
         searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
+        searched += ["steps"]  # where the machine decides, "auto" is a choice of the search
         first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
         variants = Variants(compiled, args, _title(f, compiled), on, first)
         run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
@@ -125,6 +136,13 @@ def search(
         return plan_result(run)
     except MeshdslError as error:
         raise at(error, caller()) from None
+
+
+def _explicit(knobs: str | Collection[str] | Mapping[str, Any] | None) -> Collection[str]:
+    """The knobs that a call names; of a mapping, those with values."""
+    if knobs is None or isinstance(knobs, str):
+        return () if knobs in (None, "all") else knobs.replace(",", " ").split()
+    return [name for name in knobs if not isinstance(knobs, Mapping) or knobs[name]]
 
 
 def _bounded(machine: Machine | str | os.PathLike[str]) -> Machine:

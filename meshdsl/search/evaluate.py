@@ -33,7 +33,8 @@ class SearchProblem:
     results: tuple[str, ...] | None = None  # paths of the results
     plain: bool = True  # True if programs are plain `partition` output and only single numbers are bucketed;
     # otherwise only the bounds of products and inputs hold
-    plan: Plan = field(default_factory=Plan)  # the knobs other than mesh and layout
+    plan: Plan = field(default_factory=Plan)  # the knobs other than mesh, layout and machine
+    machine_of_plans: str | None = None  # if it decides part of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ def evaluate(
         return problem.cost(mesh, layout, machine, limit, assignment)
 
     r = problem.cost(mesh, layout, machine, limit, assignment, partitioned)
-    plan = problem.plan.replace(mesh=mesh, layout=layout)
+    plan = problem.plan.replace(mesh=mesh, layout=layout, machine=problem.machine_of_plans)
     energy = r.seconds * watts(machine, mesh)
     return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, energy, report)
 

@@ -54,6 +54,7 @@ TURNS = (
         lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves"))),
         rare=lambda overlap: overlap.mode != "none",
     ),
+    Turn("steps", lambda plan: ("flat", "auto"), rare=lambda steps: steps != "flat"),
 )
 
 

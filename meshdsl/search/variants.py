@@ -9,11 +9,13 @@ from typing import Any
 
 from ..compile import Compiled
 from ..compile.plan import Plan, machine_text, planned
+from ..compile.signature import Stages
 from ..cost.machine import Machine
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
+from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
 from .evaluate import Assignment, SearchProblem
 
@@ -21,7 +23,7 @@ __all__ = ["Variants"]
 
 
 class Variants:
-    """The problem of each plan; a plan's mesh and layout do not matter.
+    """The problem of each plan; a plan's mesh and layout do not matter, and the machine is that of the search.
 
     Steps that are traced to equal graphs, such as remat "model" and "none" of a model without rematerialisation, are
     one step: `canonical` returns the plan of the first.
@@ -38,6 +40,7 @@ class Variants:
         self.compiled, self.args, self.title, self.machine = compiled, args, title, machine
         own = compiled.plan.replace(mesh="", layout="")
         self.base = own.replace(**(first or {}))  # where the search starts
+        self.priced = "steps" in (first or {})  # the search's machine decides on steps in plans with "auto"
         self.refused: dict[tuple[str, int], str] = {}  # steps that cannot be made
         self._steps: dict[tuple[str, int], Compiled] = {(own.remat, own.microbatches): compiled}
         self._graphs: dict[str, tuple[str, int]] = {}
@@ -60,7 +63,9 @@ class Variants:
                 return None
             self._canonical[step] = self._graphs.setdefault(str(stages.graph), step)
         remat, microbatches = self._canonical[step]
-        return plan.replace(remat=remat, microbatches=microbatches)
+        flat = self.priced and plan.steps == "auto" and not has_slow_axis(self.machine, plan.mesh)
+        steps = "flat" if flat else plan.steps
+        return plan.replace(remat=remat, microbatches=microbatches, steps=steps, machine=None)
 
     def problem(self, plan: Plan) -> SearchProblem:
         """The problem of a canonical plan."""
@@ -82,17 +87,22 @@ class Variants:
     def _problem(self, knobs: Plan) -> SearchProblem:
         compiled = copy.copy(self._step(knobs.remat, knobs.microbatches))
         options = compiled.options
+        priced = self.priced and knobs.steps == "auto"
         machine = self.machine if knobs.needs_machine else options.machine
         compiled.options = dataclasses.replace(
             options, weight_update=knobs.weight_update, overlap=knobs.overlap, steps=knobs.steps, machine=machine
         )
-        plan = knobs.replace(machine=machine_text(self.machine)) if knobs.needs_machine else knobs
-        return problem_of(compiled, self.args, self.title, plan)
+        stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(self.args)
+        if priced:  # on a mesh; on one device, no axis is slow
+            compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
+        name = machine_text(self.machine) if knobs.needs_machine or priced else None
+        return problem_of(compiled, stages, self.args, self.title, knobs, name)
 
 
-def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) -> SearchProblem:
+def problem_of(
+    compiled: Compiled, stages: Stages, args: Sequence[Any], title: str, plan: Plan, machine: str | None
+) -> SearchProblem:
     """The problem of a function with its options: the graph, and the cost of its program under a layout."""
-    stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(args)
     options = compiled.options
 
     def cost(
@@ -111,9 +121,9 @@ def problem_of(compiled: Compiled, args: Sequence[Any], title: str, plan: Plan) 
     plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
     plain = plain and not options.weight_update.bucket_bytes
     plain = plain and (options.machine is None or options.steps == "flat")
-    return SearchProblem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan)
+    return SearchProblem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan, machine)
 
 
-def _paths(stages: Any) -> tuple[str, ...]:
+def _paths(stages: Stages) -> tuple[str, ...]:
     places = tree.tree_unflatten(stages.result, range(len(stages.graph.outs)))
     return tuple(tree.keystr(path, simple=True, separator="/") for path, _ in tree.tree_flatten_with_path(places)[0])

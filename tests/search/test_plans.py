@@ -104,6 +104,27 @@ def test_functions_search_layouts_only_unless_knobs_are_named():
         md.search(two, *args, mesh="x:2", knobs="remats")
 
 
+def test_search_takes_steps_where_they_are_faster():
+    """Weights are gathered over `node` in one large message, unless by time over the idle `gpu` too."""
+
+    def f(x: md.Tensor) -> md.Tensor:
+        return md.rename(x, batch="out")
+
+    x, on = (
+        md.spec("batch:64 io:1048576"),
+        {"mesh": "node:4 gpu:8", "machine": "h100", "layout": "batch:node", "dims": ()},
+    )
+    found = md.search(f, x, knobs="steps", **on)
+    assert (found.plan.steps, found.plan.machine, found.gap) == ("auto", "h100", 0)
+    assert md.compile(f, plan=found.plan).cost(x, machine="h100").seconds == found.best.seconds
+    flat = md.search(f, x, knobs={"steps": ["flat"]}, **on)
+    assert (flat.plan.steps, flat.plan.machine) == ("flat", None) and flat.best.seconds > 2 * found.best.seconds
+    assert md.search(f, x, **on).best.seconds == flat.best.seconds
+    with pytest.raises(md.NoEffectError, match="no mesh has axes of several levels of 'h100'"):
+        md.search(f, x, mesh="gpu:8", machine="h100", knobs="steps")
+    assert "steps" not in md.search(LM, devices=4, machine="h100", time_limit=0.0).knobs
+
+
 def test_every_turn_is_a_knob_of_a_plan():
     plan = md.Plan("x:16 y:2", "batch:x")
     for turn in TURNS:

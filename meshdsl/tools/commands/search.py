@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--knobs",
         metavar="NAMES",
-        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, overlap (default: all "
-        "that no option sets; none: only mesh and layout)",
+        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, overlap, steps (default: "
+        "all that no option sets; none: only mesh and layout)",
     )
     parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
     parser.add_argument(
@@ -111,7 +111,7 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
         names = [turn.knob for turn in turns_of(options.knobs or "all")]
     except LayoutError as error:
         raise UsageError(str(error)) from None
-    if twice := [name for name in names if options.knobs and values[name]]:
+    if twice := [name for name in names if options.knobs and values.get(name)]:
         raise UsageError(f"--knobs has {', '.join(twice)}, which another option sets; give one of the two")
     return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in values.items() if value}
 
