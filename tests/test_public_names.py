@@ -84,3 +84,43 @@ def test_public_names_exclude_planned_names():
 def test_version_is_the_projects() -> None:
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == md.__version__
+
+
+def _load_parameters():
+    spec = importlib.util.spec_from_file_location("parameters", DOCS / "_ext" / "parameters.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.parameters
+
+
+PARAMETERS = _load_parameters()
+FUNCTIONS = [n for n in REFERENCE if callable(v := FAMILIES.documented(n)) and not inspect.isclass(v)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_optional_parameters_are_explained(name: str):
+    """By a sentence of the function's docstring, or of its family's: the table of its page shows it."""
+    rows = PARAMETERS(FAMILIES.documented(name))
+    unclear = [row.name for row in rows if row.default is not None and not row.meaning]
+    assert not unclear, f"the docstring of md.{name} mentions no `{'`, no `'.join(unclear)}`"
+
+
+def test_parameters_are_those_of_signature_and_docstring():
+    def f(x: int, *xs: str, over: str | None = None, _private: int = 0, scale=1.5, eps: float = 0.1, key=None, q=max):
+        """Scales x. Its `scale` is a number; `over` too. Raises `ShapeError` for `over` alone.
+
+        >>> "`key` in a session says nothing"
+
+            y = x / (d + eps)
+        """
+
+    assert [tuple(row) for row in PARAMETERS(f)] == [
+        ("x", "int", None, "Scales x."),
+        ("*xs", "str", None, ""),
+        ("over", "str | None", "None", "Its `scale` is a number; `over` too."),
+        ("scale", "", "1.5", "Its `scale` is a number; `over` too."),
+        ("eps", "float", "0.1", "`y = x / (d + eps)`"),
+        ("key", "", "None", ""),
+        ("q", "", "max", ""),
+    ]

@@ -6,6 +6,7 @@ The pages are written to `docs/reference/`, which git ignores, when a build star
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from docutils import nodes
 from docutils.statemachine import StringList
 from families import documented, families
+from parameters import parameters
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
@@ -79,24 +81,62 @@ def _first_sentence(name: str) -> str:
 
 def _as_rst(text: str) -> Iterator[str]:
     """Docstrings mark code with single backticks; in reStructuredText these are double ones."""
+    listing = False  # an indented paragraph after "::" stands as it is
     for line in text.splitlines():
+        listing = line.startswith("    ") if listing and line.strip() else listing or line.endswith("::")
         session = line.lstrip().startswith((">>>", "..."))
-        yield line if session or "``" in line else re.sub(r"`([^`]+)`(?=(\w)?)", _literal, line)
+        yield line if session or listing or "``" in line else re.sub(r"`([^`]+)`(?=(\w)?)", _literal, line)
 
 
 def _literal(match: re.Match[str]) -> str:
     return f"``{match[1]}``" + ("\\ " if match[2] else "")
 
 
-def _process(*event: Any) -> None:
-    lines: list[str] = event[-1]  # to be changed in place
+def _process(app: Sphinx, kind: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Turn a docstring into reStructuredText, and add the table of parameters; changes `lines` in place."""
     lines[:] = [line.replace("<doctest ...>", "<stdin>") for line in _as_rst("\n".join(lines))]
+    if kind in ("class", "function", "method"):
+        lines += _table(value)
 
 
-def _signature(*event: Any) -> tuple[str, str] | None:
-    """No signature for a class whose fields have types or defaults of the compiler: users do not create its values."""
-    kind, signature = event[1], event[5] or ""
-    return ("", "") if kind == "class" and ("~meshdsl." in signature or "<factory>" in signature) else None
+def _table(function: Any) -> Iterator[str]:
+    rows = parameters(function)
+    if not rows:
+        return
+    yield from ("", ".. list-table::", "   :class: parameters", "   :header-rows: 1", "")
+    cells = [("parameter", "type", "default", "meaning")]
+    for (kind, default, meaning), alike in itertools.groupby(rows, lambda row: row[1:]):
+        names = ", ".join(_code(row.name) for row in alike)
+        row = names, _code(kind), _code(default or ""), meaning
+        cells.append(tuple(next(_as_rst(_escaped(cell)), "") for cell in row))
+    used = [column for column in range(4) if any(row[column] for row in cells[1:])]
+    for row in cells:
+        yield from (f"   {'  -' if column else '* -'} {row[column]}" for column in used)
+    yield ""
+
+
+def _escaped(text: str) -> str:
+    """Text in which the signs of reStructuredText outside of code stand for themselves."""
+    return re.sub(r"(`[^`]*`)|([*|_])", lambda match: match[1] or f"\\{match[2]}", text)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _signature(app: Sphinx, kind: str, name: str, value: Any, options: Any, text: str, result: str) -> Any:
+    """Names and defaults; the types are in the table of parameters.
+
+    No signature for a class whose fields have types or defaults of the compiler: users do not create its values.
+    """
+    if kind == "class" and ("~meshdsl." in (text or "") or "<factory>" in (text or "")):
+        return "", ""
+    if kind not in ("class", "function", "method") or not text:
+        return None
+    signature = inspect.signature(value)
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    shown = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    return re.sub(r"<function (\w+)[^>]*>", r"\1", shown), result
 
 
 def write_pages(app: Sphinx) -> None:

@@ -1,4 +1,4 @@
-// A button on each listing copies its code: without prompts and output, so that it can be pasted.
+// Each picture opens alone, and a button on each listing copies its code: without prompts and output, so that it can be pasted.
 "use strict";
 
 // In the plain Python prompt an empty line ends a block, so one follows each example of several lines.
@@ -34,6 +34,16 @@ function addButton(listing) {
   listing.appendChild(button);
 }
 
+// A picture that is narrower than drawn opens alone, where a phone can enlarge it.
+function linkPicture(image) {
+  const link = document.createElement("a");
+  link.href = image.src;
+  link.className = "picture";
+  image.replaceWith(link);
+  link.appendChild(image);
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll('article p > img[src*=".svg"]:only-child').forEach(linkPicture);
   document.querySelectorAll("div.highlight").forEach(addButton);
 });

@@ -177,6 +177,7 @@ def value_and_grad(
     >>> md.value_and_grad(lambda x: md.sum(x * x))(md.tensor([3.0], "a"))
     (tensor(float32[], 9.), tensor(float32[a=1], [6.]))
 
+    `argnums` numbers the arguments from 0; for several, the gradient is a tuple.
     f must return a floating tensor without dims; with `has_aux`, a pair of such a tensor and any pytree. Raises
     `ShapeError` if f returns something else, or if an argument to differentiate is not floating.
     """
@@ -239,7 +240,7 @@ def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
 
 
 def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
-    """A function that returns only the gradient of f; see `value_and_grad`.
+    """A function that returns only the gradient of f; see `value_and_grad` for `argnums`.
 
     >>> import meshdsl as md
     >>> md.grad(md.grad(lambda x: x * x * x))(md.tensor(2.0))

@@ -2,6 +2,13 @@
 
 Pass a new dim as `md.Dim`, and a dim of the input by its name. Layers do not mention mesh axes. If a layout maps two
 dims of one tensor to the same axis, the layer's `md.prefer` decides which dim is sharded.
+
+What layers have in common: `name` is the scope of a layer's parameters, the first part of their paths. `init` is the
+initialisation of its weights, by default a normal one scaled by the size of the inputs. `precision` is the `Precision`
+of its parameters, products and sums. `bias` and `scale` say whether the layer has these parameters. `over` names the
+dims of the input that the layer sums over. `eps` is added to the variance, so that the divisor is not zero.
+`activation` is the name of an elementwise function of `md`, such as "gelu". `memory` is the dim of the positions of
+keys and values.
 """
 
 import meshdsl as md

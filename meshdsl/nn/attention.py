@@ -54,6 +54,8 @@ def multi_head_attention(
     >>> specs["attention/wq"], specs["attention/wo"]
     (float32[model=32 heads=4 head=8], float32[heads=4 head=8 model=32])
 
+    `memory_length` is the dim of the positions of keys and values in the scores, and that of `memory`. `dropout` is the
+    rate at which weights are dropped; it needs a `key`.
     With `causal`, each position attends to itself and to earlier positions. `mask` is a boolean tensor with dims among
     batch, heads, length and memory; it is true where attention is allowed. With `group`, `group.size` query heads
     share each of the `heads` key and value heads (grouped-query attention, Ainslie et al., 2023; with one head,

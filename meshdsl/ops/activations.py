@@ -12,7 +12,7 @@ __all__ = ["elu", "gelu", "leaky_relu", "selu", "silu", "softplus"]
 
 
 def gelu(x: Any, approximate: bool = True) -> Tensor:
-    """Gaussian error linear unit; the tanh form by default, as in `jax.nn.gelu`.
+    """Gaussian error linear unit; the tanh form by default (`approximate`), as in `jax.nn.gelu`.
 
     >>> import meshdsl as md
     >>> md.gelu(md.tensor([0.0, 1.0], "a"))

@@ -1,6 +1,7 @@
 """Tensors made of numbers: constants, and evenly spaced values along one dim.
 
-They cost no communication: each device makes its own block.
+They cost no communication: each device makes its own block. `dims` are those of the result, with sizes, by default
+none; `dtype` is that of its elements.
 """
 
 from __future__ import annotations

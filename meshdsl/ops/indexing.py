@@ -49,7 +49,7 @@ def find_one(shape: Shape) -> Dim:
 
 
 def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
-    """The indices 0, 1, 2, ... along a dim.
+    """The indices 0, 1, 2, ... along a dim, of an integer or floating `dtype`.
 
     >>> import meshdsl as md
     >>> md.iota("n:3").numpy()
@@ -72,7 +72,7 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
-    """1 where the index equals the position along `dim`, else 0. `dim` is the last dim of the result.
+    """1 where the index equals the position along `dim`, else 0. `dim` is the last dim of the result, of this `dtype`.
 
     >>> import meshdsl as md
     >>> md.one_hot(md.tensor([2, 9], "n"), "class:3")

@@ -210,7 +210,9 @@ def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
 
 
 def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
-    """The mean of x's elements in each window; see `max_pool`. Padding is neither summed nor counted.
+    """The mean of x's elements in each window; see `max_pool` for `window`, `stride` and `padding`.
+
+    Padding is neither summed nor counted.
 
     >>> import meshdsl as md
     >>> md.avg_pool(md.tensor([1.0, 3.0, 2.0, 4.0, 6.0], "length"), window={"length": 2}, padding="same")

@@ -7,6 +7,11 @@
 The updates of sgd, momentum and Adam are elementwise: they run on each device's shard and send nothing. Adafactor,
 LARS, LAMB and clipping need norms or means over whole weights, so their partial sums are all-reduced. Muon multiplies
 matrices.
+
+What they have in common: `learning_rate` is a number, or a schedule, a function of the step. `b1` and `b2` are the
+decays of the first and the second moment. `eps` is added to a divisor, so that it is not zero. `weight_decay` shrinks
+the weights for which `decays(path)` is true, by default all, and `adapts(path)` chooses the weights
+with a trust ratio.
 """
 
 from .adafactor import adafactor

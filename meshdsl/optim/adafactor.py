@@ -53,11 +53,11 @@ def adafactor(
     tensor(float32[io=2 hidden=3], [[0.99 0.99 0.99]
      [0.99 0.99 0.99]])
 
-    A weight is factored if its two largest dims have size at least `min_dim_to_factor` (see `factored_dims`).
-    `clip_threshold=0` turns clipping off, `scale_by_parameter=False` omits the factor RMS(p), and `momentum=0` stores
-    no m. Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. For GShard's appendix
-    A.2, use the defaults with `inverse_sqrt(1.0, hold=10_000)` as the learning rate; its decay of 0.99 is
-    `max_b2=0.99`.
+    `decay_exponent` sets how fast the decay of second moments nears one. A weight is factored if its two largest dims
+    have size at least `min_dim_to_factor` (see `factored_dims`). `clip_threshold=0` turns clipping off,
+    `scale_by_parameter=False` omits the factor RMS(p), and `momentum=0` stores no m. Each index of the `stacked` dims
+    is a separate weight: see `meshdsl.optim.per_tensor`. For GShard's appendix A.2, use the defaults with
+    `inverse_sqrt(1.0, hold=10_000)` as the learning rate; its decay of 0.99 is `max_b2=0.99`.
     """
 
     def factored(p: md.Tensor) -> tuple[md.Dim, md.Dim] | None:

@@ -126,7 +126,7 @@ def uniform(low: float = -1.0, high: float = 1.0) -> Init:
 def variance_scaling(
     scale: float = 1.0, *, fan_in: DimsLike = (), fan_out: DimsLike = (), distribution: str = "normal"
 ) -> Init:
-    """Variance `scale / fan`, where the fan is the product of the sizes of the named dims.
+    """Variance `scale / fan`, where the fan is the product of the sizes of the dims `fan_in` or `fan_out`.
 
     >>> import meshdsl as md
     >>> draw = md.init.variance_scaling(fan_in="heads head")

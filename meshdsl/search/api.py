@@ -68,6 +68,8 @@ def search(
     `f` is a function with its arguments or their specs; or the result of `md.compile` (the search keeps its options,
     not its mesh and layout); or a workload, whose training step is searched. `mesh` is one mesh or several to choose
     from; `devices` means every mesh of that many devices with up to `most_axes` axes, in every order.
+    `machine` is a name, or the path of a machine file; `assignment` maps mesh axes to its hardware axes; `donate` is
+    that of `md.compile`. The result also has the `runners_up`, so many of the next best.
 
     `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches overlap steps", "all", or
     a mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a function;

@@ -1,6 +1,7 @@
 """Searches choose no axes for dims that users did not write, and tables print no empty columns."""
 
 import meshdsl as md
+from meshdsl.cost.report.html import Cell, sortable
 from meshdsl.cost.report.tables import table
 from meshdsl.search.space import space
 
@@ -15,3 +16,8 @@ def test_search_leaves_out_private_dims() -> None:
 
 def test_table_leaves_out_columns_without_text() -> None:
     assert table(["a", "", "b"], [["1", "", "2"], ["3", "", "4"]], "<<>") == "  a  b\n  1  2\n  3  4"
+
+
+def test_html_table_leaves_out_columns_without_text() -> None:
+    shown = sortable(["a", "rate", "b"], [[Cell("1"), Cell(""), Cell("2", 2.0)]])
+    assert "rate" not in shown and shown.count("<td") == shown.count("<th>") == 2

@@ -43,7 +43,7 @@ th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; border
 th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 500 }
 tr.best td { font-weight: 600 } td.bad { color: var(--accent) }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 6px 20px }
-svg { display: block; width: 100%; max-width: 952px; height: auto; font-family: inherit }
+h1 + p + .scroll table { min-width: 100% } svg { display: block; width: 100%; height: auto; font-family: inherit }
 svg text { fill: var(--ink); font-size: 11.5px } svg .tick { fill: var(--soft); font-size: 11px }
 svg .strong { font-weight: 600 } svg .inside { fill: #fff; font-size: 11px; font-weight: 600 }
 svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }
@@ -271,12 +271,14 @@ class Cell:
 
 
 def sortable(header: Sequence[str], rows: Sequence[Sequence[Cell]], classes: Sequence[str] = ()) -> str:
-    """A table that scrolls on a narrow screen; `classes` are those of the rows.
+    """A table that scrolls on a narrow screen; `classes` are those of the rows. A column without any text is left out.
 
     >>> print(sortable(["layout", "step"], [[Cell("a & b"), Cell("2.0 ms", 0.002)]]))
     <div class="scroll"><table class="sortable"><thead><tr><th>layout</th><th>step</th></tr></thead><tbody><tr><td>a \
 &amp; b</td><td data-sort="0.002">2.0 ms</td></tr></tbody></table></div>
     """
+    used = [i for i in range(len(header)) if not rows or any(row[i].text for row in rows)]
+    header, rows = [header[i] for i in used], [[row[i] for i in used] for row in rows]
     words = [cell.cls == "words" for cell in rows[0]] if rows else [False] * len(header)
     head = element(
         "tr",

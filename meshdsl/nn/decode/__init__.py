@@ -13,6 +13,9 @@ Beam search has two forms with equal results. "reorder" gives each beam its own 
 when a beam continues another one. "flat" (GShard, Lepikhin et al., 2020, appendix A.1) interleaves the beams of a
 sequence in one cache, which is never copied; the mask [batch, beam, memory] selects each beam's ancestors.
 
+The first token given to a step is `start`; a sequence ends with the token `end`, and `padding` follows. `memory` is the
+name of the dim of positions in the cache.
+
 `generate` continues a prompt. Its step also takes a whole prompt, so that the prompt is computed at once.
 """
 

@@ -107,7 +107,7 @@ def assign(
     >>> assignment.demand.numpy().tolist(), assignment.counts.numpy().tolist(), assignment.dropped.numpy().tolist()
     ([2, 1], [1, 1], [False, True, False])
 
-    Takes the arguments of `route` and raises the same errors.
+    Takes the arguments of `route`, also `uniforms`, `nonpadding` and `used`, and raises the same errors.
     """
     args = router_args(gates, tokens, experts, capacity, router, uniforms, nonpadding, used, options)
     if args.ids is not None:

@@ -66,8 +66,9 @@ def moe_layer(
     `gate_bias` that has no gradient. `router` and `options` are those of
     `md.nn.moe.route`, or a preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the
     preset's, else "mesh_tf"; "all" drops no token) and `capacity_factor`, or `eval_capacity_factor` if `train` is
-    false. In training with a key, the inputs of the gate are multiplied by U(1 - jitter, 1 + jitter), and second
-    choices may be rejected at random.
+    false. In training with a `key`, the inputs of the gate are multiplied by U(1 - `jitter`, 1 + `jitter`), and second
+    choices may be rejected at random. `nonpadding`, with the group dims and `tokens`, is zero for tokens that are not
+    routed. With `gated`, an expert is (activation(x wi_gate) * (x wi)) wo, else activation(x wi) wo.
 
     Group and expert dims are renamed at the experts, so that a layout can shard both sides by one axis: `batch` becomes
     `expert_batch` there, and the gate's expert dim is called `gate`. Under `batch:rows; expert:rows`, slots are

@@ -174,11 +174,11 @@ def capacity_of(
     >>> capacity_of(128, 8), capacity_of(128, 8, factor=2.0, formula="mesh_tf"), capacity_of(24, 16, formula="switch")
     (32, 32, 2)
 
-    Formulas, with S tokens, E experts and the capacity factor f: "paper" ceil(f k S / E) (GShard, where f is 1);
-    "mesh_tf" int(f S / E), at least 4; "deepspeed" ceil(f k S / E), at least 4; "tutel" k int(f ceil(S / E));
-    "switch" int(f ceil(S / E)); "all" S, so that nothing is dropped, whatever the factor. `minimum` replaces the
-    formula's minimum. If a group is processed in parts, compute the capacity from the tokens of the whole group. Raises
-    `ShapeError` for an unknown formula, and for a factor or k that is not positive.
+    The `formula` is one of these, with S tokens, E experts and the capacity factor f: "paper" ceil(f k S / E) (GShard,
+    where f is 1); "mesh_tf" int(f S / E), at least 4; "deepspeed" ceil(f k S / E), at least 4; "tutel"
+    k int(f ceil(S / E)); "switch" int(f ceil(S / E)); "all" S, so that nothing is dropped, whatever the factor.
+    `minimum` replaces the formula's minimum. If a group is processed in parts, compute the capacity from the tokens of
+    the whole group. Raises `ShapeError` for an unknown formula, and for a factor or k that is not positive.
     """
     if formula not in _CAPACITY:
         raise md.ShapeError(

@@ -3,7 +3,8 @@
 The bits of element i, in row-major order of the given dims, are Threefry-2x32 of the key and i (Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", 2011). Each device generates its own block from its offsets. All
 numbers equal those of `jax.random` with `jax.random.key(seed)`, bit for bit, for the same sizes and dtype. A key is
-an ordinary uint32 tensor with the single dim key_word=2: it can be passed, stacked and scanned over.
+an ordinary uint32 tensor with the single dim key_word=2: it can be passed, stacked and scanned over. `dims` are those
+of the result, with sizes, by default none; `dtype` is that of its elements.
 """
 
 from .distributions import bernoulli, gumbel, normal, permutation, randint, truncated_normal, uniform

@@ -51,10 +51,10 @@ def import_hugging_face(
     (128, (vocab=256, model=64))
 
     `directory` has config.json and safetensors files. The parameters have the dtype of the file (`dtype` in
-    config.json, else float32), or `dtype`; products are computed in it too. They are sharded as the layout says, or as
-    the inputs `params` of `program`; without both, they are on one device. Each process reads only the blocks of its
-    devices, so no host holds the model. Raises `CheckpointError` with all problems: tensors that are missing, unknown
-    or of another shape, and values of config.json that the model does not support.
+    config.json, else float32), or `dtype`; products are computed in it too. They are sharded on `mesh` as `layout`
+    says, or as the inputs `params` of `program`; without both, they are on one device. Each process reads only the
+    blocks of its devices, so no host holds the model. Raises `CheckpointError` with all problems: tensors that are
+    missing, unknown or of another shape, and values of config.json that the model does not support.
     """
     try:
         check_no_url(directory)
