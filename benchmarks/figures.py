@@ -58,6 +58,14 @@ GROUPS = {
     ),
     "dispatch": Group("benchmarks.paper_tables", "{operator}", {"growth": "{time_growth:.1f}"}),
     "cores": Group("benchmarks.mesh_tensorflow", "section.{section}", {"share": "{peak_share:.0%}"}),
+    "steps": Group(
+        "benchmarks.steps",
+        "{case}.{steps}",
+        {"slow": "{slow_mb:,.1f}", "ms": "{ms:,.2f}", "seconds": "{seconds:.0f}", "message": "{message_kb:,.0f}"},
+    ),
+    "slices": Group(
+        "benchmarks.steps --slices", "{slices}.{steps}", {"stated": "{stated_mb:.1f}", "dcn": "{dcn_mb:.1f}"}
+    ),
     "updates": Group(
         "models.sharded_update --json",
         "{setting}",

@@ -165,6 +165,19 @@ ENTRY %main (x: f32[4]) -> f32[8] {
 """
 
 
+def test_what_goes_between_slices_is_read() -> None:
+    text = """ENTRY %main (x: f32[4,2]) -> f32[4,2] {
+  %x = f32[4,2] parameter(0)
+  %t = token[] after-all()
+  %s = (bf16[4,2]{1,0:T(8,128)}, u32[], token[]) send(%x, %t), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_megascale_target="{1,2}x{0:7}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %d = token[] send-done(%s), channel_id=2, is_host_transfer=true
+  ROOT %r = (bf16[4,2], u32[], token[]) recv(%t), channel_id=1, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+}"""  # noqa: E501
+    (found,) = performed(text)
+    assert (found.kind, found.bytes, found.groups, found.asynchronous) == ("all_reduce", 16, (), True)
+    assert str(found) == "1 x asynchronous all_reduce bfloat16 16 bytes between slices"
+
+
 def test_a_collective_spread_over_kernels_counts_once() -> None:
     (found,) = performed(FUSED)
     assert (found.kind, found.count, found.asynchronous, found.bytes) == ("all_gather", 1, True, 32)

@@ -59,13 +59,13 @@ class _Sum:
 
 
 def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDiff, ...]:
-    """Every kind and axes found on either side, with the compiler's changes in words."""
+    """Every kind and axes found on either side, with the compiler's changes in words; not what crosses slices."""
     ours: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
     theirs: dict[tuple[str, Groups], _Sum] = defaultdict(_Sum)
     for collective, count in stated(program).items():
         ours[collective.kind, _plain(collective.kind, collective.groups)].add(count, collective.bytes, collective.dtype)
     for performed in compiled:
-        if performed.bytes:
+        if performed.bytes and performed.groups:
             theirs[performed.kind, _plain(performed.kind, performed.groups)].add(
                 performed.count, performed.bytes, performed.dtype, performed.asynchronous
             )

@@ -1,7 +1,8 @@
 """Read the collectives of a compiled program from the compiler's text (scheduled HLO).
 
 A collective in a loop counts once per trip if the loop's condition compares its counter with a constant. An
-asynchronous pair counts once, at its start. Sizes are those of the text, without the padding of its layouts.
+asynchronous pair counts once, at its start. Sizes are those of the text, without the padding of its layouts. Of
+several slices, the text has collectives inside each, and sends to the runtime that exchanges between slices.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{([^}]*)\}")
 CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+CROSSING = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -43,7 +45,7 @@ class Performed:
     """One collective of the compiled program, and how often one device runs it."""
 
     kind: str
-    groups: tuple[tuple[int, ...], ...]  # device numbers; for a permute, pairs (from, to)
+    groups: tuple[tuple[int, ...], ...]  # device numbers; for a permute, pairs (from, to); between slices, none
     dtype: str  # for several arrays sent as one, their names joined by "+"
     bytes: int  # the larger of one device's operands and results
     arrays: int  # number of arrays sent as one
@@ -53,8 +55,9 @@ class Performed:
 
     def __str__(self) -> str:
         how = " asynchronous" if self.asynchronous else ""
+        where = f"in {len(self.groups)} groups" if self.groups else "between slices"
         many = f" of {self.arrays} arrays" if self.arrays > 1 else ""
-        return f"{self.count} x{how} {self.kind}{many} {self.dtype} {self.bytes} bytes in {len(self.groups)} groups"
+        return f"{self.count} x{how} {self.kind}{many} {self.dtype} {self.bytes} bytes {where}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -174,6 +177,9 @@ def _performed(
                 kind = "reduce_scatter" if scattered else kind
                 yield _collective(kind, instruction, types, trips, bounded, starts or started)
             continue
+        if instruction.opcode == "send" and (crossing := CROSSING.search(instruction.attributes)):
+            sent = [(_dtype(each), _bytes(each, dims)) for each, dims in ARRAY.findall(instruction.type)[:1]]
+            yield from (Performed(crossing[1].lower(), (), *one, 1, True, trips, bounded) for one in sent)
         inner = trips, bounded
         if instruction.opcode == "while":
             n = _trips(bodies, instruction)
@@ -224,7 +230,7 @@ def _collective(
     )  # drop offsets and sizes
     arrays = [array for name in operands for array in ARRAY.findall(types.get(name, ""))]
     dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
-    sizes = [math.prod(map(int, filter(None, dims.split(",")))) * _itemsize(element) for element, dims in arrays]
+    sizes = [_bytes(element, dims) for element, dims in arrays]
     larger = len(groups[0]) if kind == "all_gather" else 1
     start = starts or instruction.opcode.endswith("-start")
     return Performed(kind, groups, "+".join(dtypes), sum(sizes) * larger, len(arrays), start, trips, bounded)
@@ -234,9 +240,10 @@ def _dtype(element: str) -> str:
     return TYPES.get(element) or (f"float8_{element[2:]}" if element.startswith("f8") else element)
 
 
-def _itemsize(element: str) -> int:
+def _bytes(element: str, dims: str) -> int:
     bits = re.search(r"\d+", element)
-    return 1 if element == "pred" or bits is None else max(1, int(bits[0]) // 8)
+    itemsize = 1 if element == "pred" or bits is None else max(1, int(bits[0]) // 8)
+    return math.prod(map(int, filter(None, dims.split(",")))) * itemsize
 
 
 def _groups(instruction: Instruction) -> tuple[tuple[int, ...], ...]:
