@@ -101,8 +101,8 @@ def _process(app: Sphinx, kind: str, name: str, value: Any, options: Any, lines:
 
 def _table(function: Any) -> Iterator[str]:
     rows = parameters(function)
-    if not rows:
-        return
+    if not any(row.meaning or row.default is not None for row in rows):
+        return  # such as *args alone
     yield from ("", ".. list-table::", "   :class: parameters", "   :header-rows: 1", "")
     cells = [("parameter", "type", "default", "meaning")]
     for (kind, default, meaning), alike in itertools.groupby(rows, lambda row: row[1:]):

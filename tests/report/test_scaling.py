@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.cost.report.scaling import WIDTH
+from meshdsl.cost.report.scaling import WIDTH, _curve
 from tests.cli.running import here
 
 ROOT = Path(__file__).parent.parent.parent
@@ -44,6 +44,11 @@ def test_scaling_page_is_well_formed_and_says_what_is_skipped(tmp_path: Path):
     body = ET.fromstring(re.sub(r"<meta[^>]*>", "", text.partition("\n")[2]))
     dots = list(body.iter("circle"))
     assert dots and all(0 <= float(c.attrib["cx"]) <= WIDTH for c in dots)
+
+
+def test_scaling_lines_of_equal_growth_end_inside_the_drawing():
+    lines = _curve([(8, 100.0), (4096, 60.0)], "kernel-matmul", lambda n: n, lambda rate: rate, high=150.0)
+    assert 'd="M8.0 100.0L12.0 150.0"' in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors.units import number
-from .html import STYLE
+from .html import document
 from .svg import axis, between, element, legend, linear, picture, steps, text
 
 __all__ = ["Curve", "curves_of", "curves_page"]
@@ -57,23 +57,21 @@ def curves_page(runs: Mapping[str, Mapping[str, Curve]]) -> str:
     """A self-contained HTML page with a chart of each metric, in which every run is a curve.
 
     >>> text = curves_page({"a": {"loss": [(1, 2.5), (2, 2.0)]}, "b": {"loss": [(1, 2.4)]}})
-    >>> text[:15], text.count("<svg"), "http" in text
+    >>> text[:15], text.count("<svg"), "://" in text
     ('<!doctype html>', 1, False)
     """
     names = list(dict.fromkeys(name for curves in runs.values() for name in curves))
     title = "Runs: " + ", ".join(runs) if len(runs) > 1 else f"Run {next(iter(runs), '')}"
-    style = STYLE + ".curve { fill: none; stroke-width: 1.6 } " + "".join(
+    style = ".curve { fill: none; stroke-width: 1.6 } " + "".join(
         f".curve-{i} {{ stroke: var(--held-{i}) }} .dot-{i} {{ fill: var(--held-{i}) }} " for i in range(7)
     )  # fmt: skip
     sections = [element("h1", html.escape(title))]
     for name in names:
         sections += [
             element("h2", html.escape(name)),
-            _chart(name, {r: c[name] for r, c in runs.items() if name in c}, list(runs)),
+            element("div", _chart(name, {r: c[name] for r, c in runs.items() if name in c}, list(runs)), cls="wide"),
         ]
-    head = '<meta charset="utf-8">' + element("title", html.escape(title)) + element("style", style)
-    body = "\n".join(sections)
-    return f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
+    return document(title, sections, style)
 
 
 def _chart(name: str, curves: Mapping[str, Curve], runs: Sequence[str]) -> str:

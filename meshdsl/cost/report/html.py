@@ -115,13 +115,13 @@ def page(
     return document(title, sections)
 
 
-def document(title: str, sections: Sequence[str]) -> str:
-    """A self-contained HTML page of these sections."""
+def document(title: str, sections: Sequence[str], style: str = "") -> str:
+    """A self-contained HTML page of these sections; `style` are rules beside the common ones."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         + element("title", html.escape(title))
         + f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        + element("style", STYLE + SORTED)
+        + element("style", STYLE + SORTED + style)
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n'

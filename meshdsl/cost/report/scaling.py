@@ -104,7 +104,7 @@ class Scaling:
             text((left + right) / 2, bottom + 34, "devices", anchor="middle", cls="label"),
         ]
         for kind, some in points.items():
-            drawn += _curve(some, CLASSES[kind], x, y)
+            drawn += _curve(some, CLASSES[kind], x, y, high)
         return picture(WIDTH, HEIGHT, "scaling", *drawn)
 
 
@@ -117,11 +117,12 @@ def _rate(report: Report) -> float:
     return report.rates.per_second
 
 
-def _curve(points: Sequence[tuple[int, float]], cls: str, x: Any, y: Any) -> list[str]:
+def _curve(points: Sequence[tuple[int, float]], cls: str, x: Any, y: Any, high: float) -> list[str]:
     if not points:
         return []
     path = "L".join(f"{x(n):.1f} {y(rate):.1f}" for n, rate in points)
     (first, rate), (last, _) = points[0], points[-1]
-    ideal = f"M{x(first):.1f} {y(rate):.1f}L{x(last):.1f} {y(rate * last / first):.1f}"
+    end = min(last, first * high / rate)  # inside the drawing
+    ideal = f"M{x(first):.1f} {y(rate):.1f}L{x(end):.1f} {y(rate * end / first):.1f}"
     dots = [element("circle", tip=f"{n} devices", cls=cls, cx=x(n), cy=y(r), r=5.0) for n, r in points]
     return [element("path", d=ideal, cls="limit", fill="none"), element("path", d=f"M{path}", cls="roof"), *dots]
