@@ -24,6 +24,7 @@ import numpy as np
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
 from meshdsl.cost.network import Network, NetworkTier, place
+from meshdsl.errors import InternalError
 from meshdsl.ir import Because, Eqn, verify, walk
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
@@ -115,10 +116,25 @@ def in_a_row(program: Program) -> list[Eqn]:
             before = makers.get(eqn.ins[0]) if eqn.sends and eqn.collective is not None else None
             if before is None or not before.sends or type(before.collective) is not type(eqn.collective):
                 continue
-            alike = getattr(before.collective, "dim", "") == getattr(eqn.collective, "dim", "")
-            if alike and reads[eqn.ins[0]] == 1 and not str(before.cause).startswith("shard needs"):
+            asked = str(before.cause).startswith("shard needs")
+            if reads[eqn.ins[0]] == 1 and not asked and could_be_one(program, before, eqn):
                 found.append(eqn)
     return found
+
+
+def could_be_one(program: Program, first: Eqn, second: Eqn) -> bool:
+    """True if one collective, over the axes of both in some order, gives the sharding that the two give."""
+    orders = (first.op.axes + second.op.axes, second.op.axes + first.op.axes)
+    for axes in orders if dataclasses.is_dataclass(second.op) and hasattr(second.op, "axes") else ():
+        try:
+            if (
+                dataclasses.replace(second.op, axes=axes).step(first.ins[0].sharding, program.mesh)
+                == second.outs[0].sharding
+            ):
+                return True
+        except (InternalError, TypeError):  # it does not apply, or has no axes of its own
+            pass
+    return False
 
 
 def by_time(step: md.Compiled, args: list[md.Tensor], levels: int) -> Counter[str]:

@@ -12,6 +12,7 @@ from ..linear import ACTIVATIONS
 from ..precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 from .assignment import Assignment, assign, choices
 from .dispatch import dispatch_by, unweighted
+from .nodes import by_node
 from .options import PRESETS, Preset, capacity_of, choices_of, resolve, suggest
 
 __all__ = ["moe_layer"]
@@ -39,6 +40,7 @@ def moe_layer(
     z_weight: float = 0.0,
     dispatch: str = "auto",
     exchange: str = "padded",
+    nodes: DimLike | None = None,
     weigh: str = "output",
     activation: str = "relu",
     gated: bool = False,
@@ -77,21 +79,31 @@ def moe_layer(
     the matrices of its experts (`md.grouped_dot`), so that the experts compute no empty slots. This is for layers that
     drop no token, of routers where tokens choose; where a layout splits `expert`, devices gather the matrices.
     `exchange` is "padded", to send every slot, or "ragged", to send each expert's slots up to the last filled one
-    (`md.ragged`); the results are equal. CPU devices, for which JAX has no ragged exchange, send every slot. `weigh`
-    says what the weights of the choices multiply: the "output" of the experts, in the sum over a token's slots, or
-    their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum, and are reduced for
-    each token instead of each slot.
+    (`md.ragged`); the results are equal. CPU devices, for which JAX has no ragged exchange, send every slot.
+
+    With `nodes`, a dim such as "node:4" of consecutive experts, a token is sent once to each node that has experts for
+    it, and there to these experts; kept tokens and values are those of the exchange without (`md.nn.moe.by_node`). The
+    experts' matrices then have the dims `node` and `node_expert`, and group dims are called `node_batch` in between, as
+    in the layout `batch:gpu,node; node_batch:gpu; node:node; node_expert:gpu`.
+
+    `weigh` says what the weights of the choices multiply: the "output" of the experts, in the sum over a token's slots,
+    or their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum, and are reduced
+    for each token instead of each slot.
 
     Raises `ShapeError` for unknown names.
     """
     _check(dispatch=dispatch, exchange=exchange, weigh=weigh, activation=activation)
+    if nodes is not None and dispatch == "grouped":
+        raise md.ShapeError("nodes= sends slots, and dispatch='grouped' has none; leave out one of them")
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
+    node = None if nodes is None else new_dim(nodes, "the nodes")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, model_dim)]
     gate = md.Dim("gate", expert.size)
     preset = PRESETS.get(router) or Preset(router, "mesh_tf")
     formula = capacity_formula or preset.capacity
-    k = choices_of(*resolve(router, options))
+    resolved, options_of = resolve(router, options)
+    k = choices_of(resolved, options_of)
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
     slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
     jitter_key, policy_key = (None, None) if key is None or not train else md.random.split(key)
@@ -115,9 +127,11 @@ def moe_layer(
         loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
-        matrices = _matrices(expert, inner, model_dim, gated, init, precision)
+        divided = (expert,) if node is None else (node, md.Dim(f"{node.name}_expert", expert.size // node.size))
+        matrices = _matrices(divided, inner, model_dim, gated, init, precision)
 
-        layer = _Layer(expert, slot, k, matrices, dispatch, exchange, weigh, activation, precision)
+        reach = min(k, options_of["best_groups"] if node and options_of.get("groups") == node.size else k)
+        layer = _Layer(expert, slot, k, matrices, dispatch, exchange, node, reach, weigh, activation, precision)
         return layer(x, assignment), loss
 
 
@@ -155,7 +169,7 @@ def _mean_square(x: md.Tensor, nonpadding: md.Tensor | None) -> md.Tensor:
 
 
 def _matrices(
-    experts: md.Dim, hidden: md.Dim, model_dim: md.Dim, gated: bool, init: Any, precision: Precision
+    experts: tuple[md.Dim, ...], hidden: md.Dim, model_dim: md.Dim, gated: bool, init: Any, precision: Precision
 ) -> dict[str, md.Tensor]:
     """The parameters of the experts, by name."""
     dims = {
@@ -164,7 +178,7 @@ def _matrices(
         "wo": (hidden, model_dim),
     }
     return {
-        name: md.param(name, [experts, a, b], init=init or md.init.lecun(fan_in=a), dtype=precision.param)
+        name: md.param(name, [*experts, a, b], init=init or md.init.lecun(fan_in=a), dtype=precision.param)
         for name, (a, b) in dims.items()
     }
 
@@ -179,16 +193,20 @@ class _Layer:
     matrices: Mapping[str, md.Tensor]
     dispatch: str
     exchange: str
+    node: md.Dim | None
+    reach: int  # nodes of each token, at most
     weigh: str
     activation: str
     precision: Precision
 
     def __call__(self, x: md.Tensor, assignment: Assignment) -> md.Tensor:
-        groups = [d for d in x.dims if d not in (assignment.tokens, self.matrices["wo"].dims[2])]
+        groups = [d for d in x.dims if d not in (assignment.tokens, self.matrices["wo"].dims[-1])]
         expert_names = {**{d.name: f"{self.expert.name}_{d.name}" for d in groups}, "gate": self.expert.name}
         if self.dispatch == "grouped":
             md.rename(x, **{d.name: expert_names[d.name] for d in groups})  # a layout may name dims of slots here too
             return md.transpose(self._grouped(x, *choices(assignment)), x.dims)
+        if self.node is not None:
+            return self._by_node(x, assignment, groups, self.node)
         back = {new: old for old, new in expert_names.items()}
         assignment, weights = unweighted(assignment) if self.weigh == "hidden" else (assignment, None)
         dispatcher = dispatch_by(self.dispatch, assignment)
@@ -202,6 +220,33 @@ class _Layer:
         weights = None if weights is None else md.rename(weights, **expert_names)
         y = self._experts(md.prefer(inputs, self.expert), weights)
         y = dispatcher.receive(mark_ragged(md.rename(md.prefer(y, self.expert), **back)))
+        return md.transpose(y, x.dims)
+
+    def _by_node(self, x: md.Tensor, assignment: Assignment, groups: list[md.Dim], node: md.Dim) -> md.Tensor:
+        """The same in two exchanges: tokens to nodes, and within a node to its experts."""
+        local = f"{node.name}_expert"
+        there = {d.name: f"{node.name}_{d.name}" for d in groups}
+        at_experts = {there[d.name]: f"{self.expert.name}_{d.name}" for d in groups} | {f"gate_{local}": local}
+        there[f"gate_{node.name}"] = node.name
+        exchange = by_node(assignment, node)
+        first, room = dispatch_by(self.dispatch, exchange.to_nodes), exchange.to_nodes.capacity
+        used = exchange.to_nodes.used
+        share = min(1.0, self.reach * assignment.tokens.size / (node.size * room.size))
+
+        def filled(slots: md.Tensor) -> md.Tensor:
+            return md.ragged(slots, used, room, share) if self.exchange == "ragged" else slots
+
+        def to_nodes(slots: md.Tensor) -> md.Tensor:
+            return md.prefer(md.rename(slots, **there), node)
+
+        inputs = to_nodes(filled(first.send(md.cast(x, self.precision.compute))))
+        within = exchange.within(*map(to_nodes, exchange.sent))
+        within, weights = unweighted(within) if self.weigh == "hidden" else (within, None)
+        second = dispatch_by(self.dispatch, within)
+        weights = None if weights is None else md.rename(weights, **at_experts)
+        y = self._experts(md.prefer(md.rename(second.send(inputs), **at_experts), node, local), weights)
+        y = second.receive(md.rename(md.prefer(y, node, local), **{new: old for old, new in at_experts.items()}))
+        y = first.receive(filled(md.rename(md.prefer(y, node), **{new: old for old, new in there.items()})))
         return md.transpose(y, x.dims)
 
     def _grouped(self, x: md.Tensor, index: md.Tensor, weights: md.Tensor) -> md.Tensor:
@@ -223,10 +268,10 @@ class _Layer:
         """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""
 
         def product(y: md.Tensor, name: str) -> md.Tensor:
-            _, gone, new = self.matrices[name].dims
+            *experts, gone, new = self.matrices[name].dims
             outer = [d for d in y.dims if d != gone]
             y = self.precision.einsum(y, self.matrices[name], out=[*outer, new])
-            return md.cast(md.prefer(y, self.expert, *outer), self.precision.compute)
+            return md.cast(md.prefer(y, *experts, *outer), self.precision.compute)
 
         return md.transpose(self._feed_forward(x, product, weights), x.dims)
 
