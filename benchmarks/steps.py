@@ -3,10 +3,10 @@
 The four collectives on 4 nodes; a value that is replicated along the fast axis; a data-parallel step of 1.3 billion
 parameters, with its gradients in buckets; a mixture of experts whose experts are on 4 nodes; steps of 7 billion
 parameters on 64 devices, and of 671 billion on 2,048; and the gradients of a layer of DeepSeek-V3's sizes, whose 256
-experts are on 4 nodes and whose tokens go to two of them, flat and by node, slots padded and filled. `slow_mb` sums
-the larger of operand and result of each collective over the slow axis, in one step of one device; `message_kb` is the largest message of an all_to_all from one
-device to another node. Only filled slots count, as expected. Each program is compared with its StableHLO, but for
-filled slots, which CPUs do not exchange. `auto` is the choice of the cost model.
+experts are on 4 nodes and whose tokens go to two of them, flat and by node, slots padded and filled. `slow_mb` sums the
+larger of operand and result of each collective over the slow axis, in one step of one device; `message_kb` is the
+largest message of an all_to_all from one device to another node. Only filled slots count, as expected. Each program is
+compared with its StableHLO, but for filled slots, which CPUs do not exchange. `auto` is the choice of the cost model.
 
 With `--slices`, the four collectives on two slices of eight TPU v5e, compiled by the TPU compiler (`meshdsl[aot]`):
 what its own text sends between the slices, of one device.
