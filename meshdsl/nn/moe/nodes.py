@@ -25,6 +25,13 @@ class NodeExchange:
     experts of a gate is another one than `expert`. `sent` are two tensors [groups, gate_node, node_slot, choice]: for
     each token in a slot of a node, the expert and slot of each choice as one number, and its weight. `within`, called
     with these on `node`, is the assignment of tokens in a node's slots to its experts, whose dim is gate_node_expert.
+
+    >>> import meshdsl as md
+    >>> gates, slot = md.tensor([[0.6, 0.4], [0.3, 0.7]], "token expert"), md.Dim("slot", 1)
+    >>> assignment = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="switch")
+    >>> exchange = md.nn.moe.by_node(assignment, md.Dim("node", 2))
+    >>> exchange.sent[0].dims, exchange.within(*(md.rename(x, gate_node="node") for x in exchange.sent)).tokens
+    ((gate_node=2, node_slot=1, choice=1), node_slot=1)
     """
 
     to_nodes: Assignment
@@ -36,11 +43,10 @@ def by_node(assignment: Assignment, node: md.Dim) -> NodeExchange:
     """An assignment in two steps: to nodes, of consecutive experts each, and to the experts of a node.
 
     >>> import meshdsl as md
-    >>> from meshdsl.nn.moe.nodes import by_node
     >>> gates = md.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.3, 0.2, 0.4]], "token expert")
     >>> slot = md.Dim("slot", 2)
     >>> assignment = md.nn.moe.assign(gates, tokens="token", experts="expert", capacity=slot, router="tutel")
-    >>> exchange = by_node(assignment, md.Dim("node", 2))
+    >>> exchange = md.nn.moe.by_node(assignment, md.Dim("node", 2))
     >>> exchange.to_nodes.used.numpy().tolist()  # token 0 once to node 0, which has both its experts; token 1 to both
     [2, 1]
 
