@@ -108,14 +108,7 @@ def compile(
             )
         updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
         windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
-        if check_steps(steps) == "always" and machine is None:
-            raise LayoutError(
-                "steps='always' needs a machine, whose file says which mesh axes are slow\n"
-                "  give it, for example machine='h100', or leave steps out"
-            )
-        cost_machine = None
-        if machine is not None or updates.mode == "auto" or windows.mode != "none":
-            cost_machine = machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
+        cost_machine = _cost_machine(machine, updates, windows, check_steps(steps))
         mesh = Mesh(mesh)
         layout = layout if isinstance(layout, Layout) else Layout(layout)
         if updates.group is not None:
@@ -137,6 +130,20 @@ def compile(
     compiled = Compiled(f, mesh, layout, donated, options, fixed)
     compiled.step, compiled.unplanned = step, unplanned
     return compiled
+
+
+def _cost_machine(
+    machine: Machine | str | os.PathLike[str] | None, updates: WeightUpdate, windows: Overlap, steps: str
+) -> Machine | None:
+    """The machine by whose cost options are chosen; None if nothing is left to choose."""
+    if machine is None and steps == "always":
+        raise LayoutError(
+            "steps='always' needs a machine, whose file says which mesh axes are slow\n"
+            "  give it, for example machine='h100', or leave steps out"
+        )
+    if machine is None and updates.mode != "auto" and windows.mode == "none":
+        return None
+    return machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
 
 
 def _check_alone(

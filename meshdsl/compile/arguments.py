@@ -39,6 +39,16 @@ def static_names(function: Callable[..., Any], static: Sequence[int | str] | int
     return frozenset(entry if isinstance(entry, str) else known[entry] for entry in entries)
 
 
+def _check_hash(name: str, value: Any) -> None:
+    try:
+        hash(value)
+    except TypeError:
+        raise ShapeError(
+            f"static argument {name!r} has no hash: {value!r}\n"
+            "  a call with an equal value shares the program; pass a tuple"
+        ) from None
+
+
 def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
     """Bind a call; raises `ShapeError` if the arguments do not fit, or a static one has no hash."""
     signature = inspect.signature(function)
@@ -54,13 +64,7 @@ def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[An
         name: value for name, value in (*zip(names, bound.args, strict=True), *bound.kwargs.items()) if name in static
     }
     for name, value in fixed.items():
-        try:
-            hash(value)
-        except TypeError:
-            raise ShapeError(
-                f"static argument {name!r} has no hash: {value!r}\n"
-                "  a call with an equal value shares the program; pass a tuple"
-            ) from None
+        _check_hash(name, value)
     moving = [i for i, name in enumerate(names) if name not in static]
     keywords = [name for name in bound.kwargs if name not in static]
     whole = dict(bound.kwargs)

@@ -168,6 +168,23 @@ def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor
     return tensors, structure, active
 
 
+def _positions(argnums: Sequence[int], args: Sequence[Any]) -> list[int]:
+    """`argnums` with negative numbers counted from the end; raises `ShapeError` if the call has fewer arguments."""
+    positions = [i + len(args) if i < 0 else i for i in argnums]
+    if any(not 0 <= i < len(args) for i in positions):
+        raise ShapeError(f"argnums {argnums} of a call with {len(args)} arguments")
+    return positions
+
+
+def _check_floating(tensors: Sequence[Tensor]) -> None:
+    for x in tensors:
+        if not _floating(x):
+            raise ShapeError(
+                f"a gradient with respect to {x.type} was asked for, and {x.dtype.name} has none\n"
+                "  pass what is not floating through another argument, or md.cast it"
+            )
+
+
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -187,16 +204,9 @@ def value_and_grad(
     @functools.wraps(f)  # keeps the argument names in programs and layouts
     def with_grad(*args: Any) -> Any:
         try:
-            positions = [i + len(args) if i < 0 else i for i in numbers]
-            if any(not 0 <= i < len(args) for i in positions):
-                raise ShapeError(f"argnums {numbers} of a call with {len(args)} arguments")
+            positions = _positions(numbers, args)
             tensors, structure, active = _flat_args(args, positions)
-            for x, on in zip(tensors, active, strict=True):
-                if on and not _floating(x):
-                    raise ShapeError(
-                        f"a gradient with respect to {x.type} was asked for, and {x.dtype.name} has none\n"
-                        "  pass what is not floating through another argument, or md.cast it"
-                    )
+            _check_floating([x for x, on in zip(tensors, active, strict=True) if on])
         except MeshdslError as error:
             raise at(error, caller()) from None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..dims import Dim
 from ..errors import ShapeError, TraceError, at, caller
-from ..ir import Call, Op
+from ..ir import Call, Op, Var
 from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, flatten, trace, tree
 from .batching import batched_function, batched_graph
@@ -46,39 +46,13 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
                     ),
                     caller(),
                 )
-            pair = fwd(*tree.tree_unflatten(structure, ins[n_captures:]))
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise at(
-                    ShapeError(
-                        f"fwd of a md.custom_vjp returns a pair (result, residuals); got {type(pair).__name__}\n"
-                        "  where bwd needs nothing: return result, None"
-                    ),
-                    caller(),
-                )
-            result, residuals = pair
+            result, residuals = _pair(fwd(*tree.tree_unflatten(structure, ins[n_captures:])))
             return tree.tree_leaves(result), residuals
 
         def backward(cts: Sequence[Tensor | None], residuals: Any, control: Call) -> list[Tensor | None]:
             full = [zeros_like(v.type) if ct is None else ct for ct, v in zip(cts, control.graph.outs, strict=True)]
             arg_cts = bwd(residuals, tree.tree_unflatten(out, full))
-            if not isinstance(arg_cts, tuple | list) or len(arg_cts) != len(args):
-                count = len(arg_cts) if isinstance(arg_cts, tuple | list) else "no tuple of"
-                raise at(
-                    ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments"),
-                    caller(),
-                )
-            flat_cts: list[Tensor | None] = []
-            for arg, ct in zip(args, arg_cts, strict=True):
-                n = len(tree.tree_leaves(arg))
-                flat_cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
-            for v, ct in zip(control.graph.ins[n_captures:], flat_cts, strict=True):
-                if ct is not None and set(as_tensor(ct).dims) != set(v.dims):
-                    raise at(
-                        ShapeError(
-                            f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"
-                        ),
-                        caller(),
-                    )
+            flat_cts = _cotangents(arg_cts, args, control.graph.ins[n_captures:])
             return [None] * n_captures + flat_cts
 
         op = _call(forward, backward)
@@ -109,3 +83,27 @@ def _call(forward: Callable[..., Any], backward: Callable[..., Any]) -> Op:
         vjp=backward,
         vmap=vectorised,
     )
+
+
+def _pair(returned: Any) -> tuple[Any, Any]:
+    """The result and the residuals that `fwd` returned."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        problem = f"fwd of a md.custom_vjp returns a pair (result, residuals); got {type(returned).__name__}"
+        raise at(ShapeError(f"{problem}\n  where bwd needs nothing: return result, None"), caller())
+    return returned[0], returned[1]
+
+
+def _cotangents(returned: Any, args: Sequence[Any], ins: Sequence[Var]) -> list[Tensor | None]:
+    """The cotangents that `bwd` returned, one for each leaf of the arguments."""
+    if not isinstance(returned, tuple | list) or len(returned) != len(args):
+        count = len(returned) if isinstance(returned, tuple | list) else "no tuple of"
+        raise at(ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments"), caller())
+    cts: list[Tensor | None] = []
+    for arg, ct in zip(args, returned, strict=True):
+        n = len(tree.tree_leaves(arg))
+        cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
+    for v, ct in zip(ins, cts, strict=True):
+        if ct is not None and set(as_tensor(ct).dims) != set(v.dims):
+            problem = f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"
+            raise at(ShapeError(problem), caller())
+    return cts

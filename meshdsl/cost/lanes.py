@@ -303,18 +303,8 @@ def _run(items: Sequence[_Item], slowdown: float) -> None:
             if item not in remaining and not item.needs and all(queues[lane][0] is item for lane in item.lanes):
                 item.start = clock
                 remaining[item] = item.work
-        sending = [item for item in remaining if not item.computes]
-        slow = slowdown - 1 if sending else 0.0
-        pace = {item: 1 + slow * item.share for item in remaining}
-        first = min(remaining, key=lambda item: remaining[item] * pace[item])
-        passed = remaining[first] * pace[first]
-        if len(sending) == len(remaining):
-            for item in sending:
-                item.alone += passed / len(sending)
+        first, passed = _advance(remaining, slowdown)
         clock += passed
-        for item in remaining:
-            remaining[item] -= passed / pace[item]
-        del remaining[first]
         first.end = clock
         for lane in first.lanes:
             queues[lane].popleft()
@@ -322,3 +312,19 @@ def _run(items: Sequence[_Item], slowdown: float) -> None:
                 del queues[lane]
         for reader in first.readers:
             reader.needs -= 1
+
+
+def _advance(remaining: dict[_Item, float], slowdown: float) -> tuple[_Item, float]:
+    """Run all items until the first of them ends, which leaves `remaining`; returns it, and the seconds passed."""
+    sending = [item for item in remaining if not item.computes]
+    slow = slowdown - 1 if sending else 0.0
+    pace = {item: 1 + slow * item.share for item in remaining}
+    first = min(remaining, key=lambda item: remaining[item] * pace[item])
+    passed = remaining[first] * pace[first]
+    if len(sending) == len(remaining):
+        for item in sending:
+            item.alone += passed / len(sending)
+    for item in remaining:
+        remaining[item] -= passed / pace[item]
+    del remaining[first]
+    return first, passed

@@ -105,18 +105,7 @@ class Lives:
         """Hold arguments and results for the whole run, and every other value until its last reader."""
         program = self.program
         source = holders(program)
-        free: dict[Any, list[Var]] = defaultdict(list)  # donated arguments that no result reuses yet, by type
-        for v in program.ins:
-            if v in donated:
-                free[v.dtype, program.local_shape(v)].append(v)
-        reused: dict[Var, Var] = {}  # result -> the argument whose buffer it reuses
-        copies: list[Var] = []  # results with a buffer of their own
-        for v in program.outs:
-            candidates = free[v.dtype, program.local_shape(v)]
-            if candidates and source.get(v, v) not in reused:
-                reused[source.get(v, v)] = candidates.pop(0)
-            else:
-                copies.append(v)
+        reused, copies = self._reused(source, donated)
         results = {source.get(v, v) for v in program.outs}
         order = self.reordered(steps(program, self.rules.scores), results | set(program.ins), reused)
         births, deaths = self.hold_graph(program, order, results | set(program.ins))
@@ -134,6 +123,22 @@ class Lives:
         for v, argument in reused.items():
             if v in births and deaths.get(argument, 0) > births[v]:  # the argument is read later: hold both
                 self.hold(v, "temporaries", _label(producers[v]), producers[v].where, births[v], deaths[argument])
+
+    def _reused(self, source: Mapping[Var, Var], donated: frozenset[Var]) -> tuple[dict[Var, Var], list[Var]]:
+        """The results that reuse a donated argument's buffer, with it; and those with buffers of their own."""
+        local_shape = self.program.local_shape
+        free: dict[Any, list[Var]] = defaultdict(list)  # donated arguments that no result reuses yet, by type
+        for v in (v for v in self.program.ins if v in donated):
+            free[v.dtype, local_shape(v)].append(v)
+        reused: dict[Var, Var] = {}
+        copies: list[Var] = []
+        for v in self.program.outs:
+            candidates = free[v.dtype, local_shape(v)]
+            if candidates and source.get(v, v) not in reused:
+                reused[source.get(v, v)] = candidates.pop(0)
+            else:
+                copies.append(v)
+        return reused, copies
 
     def hold_graph(
         self, graph: Graph, order: Sequence[Step], placed: set[Var]
@@ -239,16 +244,21 @@ class Lives:
         overwritten: set[Var] = set()
         readers = Counter(v for step in order for v in step.reads)
         for step in order:
-            candidates: Sequence[Var] = step.overwritable if isinstance(step, Kernel) else ()
-            if self.rules.in_place and isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
-                candidates = [v for v in step.reads if readers[v] == 1]
-            for out in step.writes:
+            candidates = [v for v in self._overwritable(step, readers) if v in births and v not in placed]
+            for out in (out for out in step.writes if out not in placed):
                 for v in candidates:
-                    reusable = v in births and v not in placed and v not in overwritten and out not in placed
-                    if reusable and self.size(v) == self.size(out) and deaths[v] == births[out]:
+                    if v not in overwritten and self.size(v) == self.size(out) and deaths[v] == births[out]:
                         overwritten.add(v)
                         break
         return overwritten
+
+    def _overwritable(self, step: Step, readers: Mapping[Var, int]) -> Sequence[Var]:
+        """The operands whose memory the results of a step may reuse."""
+        if isinstance(step, Kernel):
+            return step.overwritable
+        if self.rules.in_place and isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
+            return [v for v in step.reads if readers[v] == 1]
+        return ()
 
 
 def _last(step: Step) -> Eqn:

@@ -102,21 +102,18 @@ def _wrapped(function: Callable[..., Any], name: str, fields: Iterable[str] = ()
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
+        contradictions = functools.partial(_contradictions, function, signature, name, args, kwargs)
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            read = error if not isinstance(error, MeshdslError) or _misread(error) else None
-            wrong = (
-                _contradictions(function, signature, name, args, kwargs) if read and not _from_the_user(read) else None
-            )
+            wrong = contradictions() if _misread(error) and not _from_the_user(error) else None
             explained = wrong or _explained(error, name, values)
             if explained is None:
                 raise
             raise _at_caller(explained) from None
-        if stores or any(flag in kwargs and not fits(kwargs[flag], bool) for flag in flags):
-            wrong = _contradictions(function, signature, name, args, kwargs)
-            if wrong is not None:
-                raise _at_caller(wrong)
+        misfit = stores or any(flag in kwargs and not fits(kwargs[flag], bool) for flag in flags)
+        if misfit and (wrong := contradictions()) is not None:
+            raise _at_caller(wrong)
         for field in fields:
             object.__setattr__(args[0], field, guarded(getattr(args[0], field), f"{name}.{field}"))
         if isinstance(result, types.GeneratorType):
@@ -174,8 +171,10 @@ def _from_the_user(error: Exception) -> bool:
     return users_line((frame.filename, frame.lineno or 0) for frame in inner) is not None
 
 
-def _misread(error: MeshdslError) -> bool:
-    """True if meshdsl itself iterated over a tensor, took its truth or indexed it: it expected something else."""
+def _misread(error: Exception) -> bool:
+    """True for an error that is not ours, or of meshdsl reading a tensor as a list, truth or array: it expected one."""
+    if not isinstance(error, MeshdslError):
+        return True
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)][-2:]
     reads = ("__iter__", "__bool__", "__getitem__", "__array__")
     return len(frames) == 2 and frames[1].co_name in reads and is_ours(frames[0].co_filename)

@@ -157,9 +157,7 @@ class _Walk:
     def results(self, a: Any, b: Any, ins: list[_Value]) -> list[_Value]:
         """The results of one equation."""
         name, bodies = a.primitive.name, list(zip(inner(a), inner(b), strict=False))
-        for key, value in a.params.items():
-            if key not in _FREE and _simple(value) and not _equal(value, b.params.get(key)):
-                raise _refuse(f"reads the size of a block: its {key} is {value}, and {b.params.get(key)} there,")
+        _check_params(a, b)
         if name in _CONTROL:
             return _CONTROL[name](self, a, b, ins)
         if name in CALLS and bodies:
@@ -322,6 +320,13 @@ def _linear_solve(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value
         raise _refuse(f"solves with a sum over {walk.dim} that is not complete")
     operands = [*ins[before : before + counts.solve], *ins[sum(counts) :]]
     return walk.run(a.params["jaxprs"].solve, b.params["jaxprs"].solve, operands)
+
+
+def _check_params(a: Any, b: Any) -> None:
+    """Raise an error for a parameter that depends on the size of a block."""
+    for key, value in a.params.items():
+        if key not in _FREE and _simple(value) and not _equal(value, b.params.get(key)):
+            raise _refuse(f"reads the size of a block: its {key} is {value}, and {b.params.get(key)} there,")
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve}

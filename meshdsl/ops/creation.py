@@ -94,14 +94,18 @@ def arange(dim: DimLike, start: Any = 0, step: Any = 1, dtype: Any = None) -> Te
     dtype = located(lambda: as_dtype(dtype or ("int32" if whole else "float32")))
     wide = located(lambda: _computed_in(dtype))
     if whole and kind(dtype) == "i" and not isinstance(start, Tensor) and not isinstance(step, Tensor):
-        limits, last = np.iinfo(dtype), start + step * max(0, n.size - 1)
-        if not all(limits.min <= x <= limits.max for x in (start, last)):
-            problem = f"md.arange from {start} to {last} does not fit into {dtype.name}: {limits.min} to {limits.max}"
-            raise at(ShapeError(f"{problem}\n  take a wider dtype, for example dtype='int64'"), caller())
+        _check_limits(start, start + step * max(0, n.size - 1), dtype)
         step = step % (1 << 8 * wide.itemsize) if wide.kind == "u" else step  # sums of unsigned integers wrap around
     line = iota(n, wide)
     line = line if isinstance(step, int) and step == 1 else line * step
     return cast(line if isinstance(start, int) and start == 0 else line + start, dtype)
+
+
+def _check_limits(first: int, last: int, dtype: np.dtype) -> None:
+    limits = np.iinfo(dtype)
+    if not all(limits.min <= x <= limits.max for x in (first, last)):
+        problem = f"md.arange from {first} to {last} does not fit into {dtype.name}: {limits.min} to {limits.max}"
+        raise at(ShapeError(f"{problem}\n  take a wider dtype, for example dtype='int64'"), caller())
 
 
 def _number(x: Any) -> Any:

@@ -206,7 +206,11 @@ class Splitter:
         plan = self.plan(eqn) if inside and any(v in self.cut for v in eqn.ins) else None
         if plan is None:
             self.in_full(eqn)
-            return
+        else:
+            self.each_part(eqn, plan)
+
+    def each_part(self, eqn: Eqn, plan: _Plan) -> None:
+        """Add an equation once for each part."""
         self.count += 1
         ins = [self.operands(v, cut, eqn) for v, cut in plan.ins]
         results: list[list[Var]] = [[] for _ in eqn.outs]

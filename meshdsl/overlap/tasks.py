@@ -11,7 +11,7 @@ Only the order changes: all equations keep their operands, so results are bitwis
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from ..cost.lanes import COMPUTE, LaneSchedule, lane_of
@@ -135,30 +135,13 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
     done: set[Eqn] = set()
     eqns: list[Eqn] = []
     flight: dict[Eqn, Var] = {}
-
-    def before(ins: Sequence[Var]) -> Iterator[Eqn]:
-        """Equations to place before a reader of these values, operands first. Iterative, because chains may be long."""
-        stack = [(producers[v], False) for v in reversed(ins) if v in producers]
-        while stack:
-            eqn, ready = stack.pop()
-            if eqn in done:
-                continue
-            if eqn in listed:
-                raise InternalError(f"reorder: {eqn.op} at {eqn.where} is read before its place in the order")
-            if ready:
-                done.add(eqn)
-                yield eqn
-                continue
-            stack.append((eqn, True))
-            stack += [(producers[v], False) for v in reversed(eqn.ins) if v in producers and producers[v] not in done]
-
     for one in order:
         eqn = one if isinstance(one, Eqn) else one.eqn
         if isinstance(one, End):
             done.add(eqn)
             eqns.append(Eqn(WAIT, (flight[eqn],), eqn.outs, {}, eqn.where, eqn.backward))
             continue
-        eqns += before(eqn.ins)
+        eqns += _unlisted(eqn.ins, producers, listed, done)
         if isinstance(one, Begin):
             flight[eqn] = dataclasses.replace(eqn.outs[0])
             if eqn.collective is None:
@@ -167,8 +150,28 @@ def reorder(program: Program, order: Sequence[Instruction]) -> Program:
         else:
             done.add(eqn)
             eqns.append(eqn)
-    eqns += before(program.outs)
+    eqns += _unlisted(program.outs, producers, listed, done)
     left = [eqn for eqn in listed if eqn not in done]
     if left:
         raise InternalError(f"reorder: {left[0].op} at {left[0].where} has no place in the order")
     return program.replace(eqns=tuple(eqns))
+
+
+def _unlisted(ins: Sequence[Var], producers: Mapping[Var, Eqn], listed: Set[Eqn], done: set[Eqn]) -> Iterator[Eqn]:
+    """The equations to place before a reader of these values, operands first, which are done then.
+
+    Iterative, because chains may be long. Raises `InternalError` for one that the order lists later.
+    """
+    stack = [(producers[v], False) for v in reversed(ins) if v in producers]
+    while stack:
+        eqn, ready = stack.pop()
+        if eqn in done:
+            continue
+        if eqn in listed:
+            raise InternalError(f"reorder: {eqn.op} at {eqn.where} is read before its place in the order")
+        if ready:
+            done.add(eqn)
+            yield eqn
+            continue
+        stack.append((eqn, True))
+        stack += [(producers[v], False) for v in reversed(eqn.ins) if v in producers and producers[v] not in done]

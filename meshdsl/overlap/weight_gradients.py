@@ -7,7 +7,7 @@ window where a gradient fits, it is placed regardless of its length. Only the or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..lowering.collectives import AllToAll
 from ..lowering.ragged import RaggedAllToAll
@@ -53,17 +53,19 @@ def dw_schedule(tasks: Tasks) -> list[Task]:
     windows = {exchange: {t for t in fitting if _fits(t, exchange, gradients)} for exchange, fitting in free.items()}
     last = {t: exchange for exchange, fitting in windows.items() for t in fitting}
     placed: dict[Task, Task] = {}
+
+    def ready(fitting: Iterable[Task]) -> list[Task]:
+        return [t for t in fitting if t not in placed and _available(t, gradients, placed)]
+
     for exchange, fitting in windows.items():
         left, empty = exchange.seconds, True
         while left > 0:
-            ready = [t for t in fitting if t not in placed and _available(t, gradients, placed)]
-            best = min(ready, key=lambda t: (abs(left - t.seconds), t.number), default=None)
+            best = min(ready(fitting), key=lambda t: (abs(left - t.seconds), t.number), default=None)
             if best is None or (best.seconds > 2 * left and not empty):
                 break
             placed[best], left, empty = exchange, left - best.seconds, False
-        for t in sorted(fitting, key=lambda t: t.number):
-            if t not in placed and last[t] is exchange and _available(t, gradients, placed):
-                placed[t] = exchange
+        for t in sorted((t for t in fitting if last[t] is exchange), key=lambda t: t.number):
+            placed.update(dict.fromkeys(ready([t]), exchange))
     return _reordered(tasks, placed)
 
 

@@ -7,7 +7,7 @@ Where an operand already decides about the dim, or uses the axes, it wins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ...errors import Where
@@ -45,27 +45,28 @@ def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split
     for eqn in graph.eqns:
         for sub in eqn.graphs().values():
             found.update(annotated_splits(sub, rules))
-
-    def ask(v: Var, split: Split) -> None:
-        ruled = {axis for d in v.dims for axis in rules.get(d.name, ())}
-        split = {d: by for d, by in split.items() if d not in rules and ruled.isdisjoint(by.axes)}
-        asked[v] = split if asked.get(v, split) == split else {}
-
     for eqn in reversed(graph.eqns):
-        if eqn.op is SHARD:
-            split = dict(eqn.params["split"]).items()
-            ask(eqn.ins[0], {d: Annotation(tuple(axes), eqn.where) for d, axes in split if axes})
-            continue
-        wanted = asked.get(eqn.outs[0], {}) if eqn.control is None and len(eqn.outs) == 1 else {}
-        if not wanted:
-            for v in eqn.ins:
-                ask(v, {})
-            continue
-        labels = labels_of(eqn)
-        asked_of = {label: wanted[d] for d, label in labels.outs[0].items() if label is not None and d in wanted}
-        for v, names in zip(eqn.ins, labels.ins, strict=True):
-            ask(v, {d: asked_of[label] for d, label in names.items() if label in asked_of})
+        for v, split in _of_operands(eqn, asked):
+            ruled = {axis for d in v.dims for axis in rules.get(d.name, ())}
+            split = {d: by for d, by in split.items() if d not in rules and ruled.isdisjoint(by.axes)}
+            asked[v] = split if asked.get(v, split) == split else {}
     return found | {v: split for v, split in asked.items() if split}
+
+
+def _of_operands(eqn: Eqn, asked: Mapping[Var, Split]) -> Iterator[tuple[Var, Split]]:
+    """What an annotation, or the result of an operation that passes its dims, asks of each operand."""
+    if eqn.op is SHARD:
+        split = dict(eqn.params["split"]).items()
+        yield eqn.ins[0], {d: Annotation(tuple(axes), eqn.where) for d, axes in split if axes}
+        return
+    wanted = asked.get(eqn.outs[0], {}) if eqn.control is None and len(eqn.outs) == 1 else {}
+    if not wanted:
+        yield from ((v, {}) for v in eqn.ins)
+        return
+    labels = labels_of(eqn)
+    asked_of = {label: wanted[d] for d, label in labels.outs[0].items() if label is not None and d in wanted}
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        yield v, {d: asked_of[label] for d, label in names.items() if label in asked_of}
 
 
 def claim_annotated(claims: Claims, outs: tuple[Var, ...], labels: Labels, asked: Mapping[Var, Split]) -> None:

@@ -6,6 +6,7 @@ linear operations while that saves bytes (`demand`). Missing shardings are produ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -180,22 +181,21 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     free = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
     claims = Claims() if free else claims_of(scope, eqn, labels, pending)
     preferred = settle_conflicts(scope, eqn, labels, claims)
-
-    def price(assigned: Mapping[str, Axes]) -> float:
-        wanted = [
-            (v, _wanted(scope, v, names, assigned, pending)) for v, names in zip(eqn.ins, labels.ins, strict=True)
-        ]
-        sent = sum(scope.price(v, sharding) for v, sharding in wanted)
-        sent += reduction_price(scope.setting, eqn.outs, labels, assigned)
-        return sent if pending else sent + later_price(scope, eqn, dict(wanted).__getitem__)
-
-    assigned: Mapping[str, Axes] = choose(claims, preferred, price)
+    assigned: Mapping[str, Axes] = choose(claims, preferred, functools.partial(_price, scope, eqn, labels, pending))
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
     asked = {d: claims.annotations.get(label or "") for d, label in labels.outs[0].items()}
     decided = {d: by for d, by in asked.items() if by is not None and assigned.get(labels.outs[0][d] or "") == by.axes}
     return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, decided, free)
+
+
+def _price(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes, assigned: Mapping[str, Axes]) -> float:
+    """The bytes that one device sends for an equation whose labels have these axes, now and where its sums are read."""
+    wanted = [(v, _wanted(scope, v, names, assigned, pending)) for v, names in zip(eqn.ins, labels.ins, strict=True)]
+    sent = sum(scope.price(v, sharding) for v, sharding in wanted)
+    sent += reduction_price(scope.setting, eqn.outs, labels, assigned)
+    return sent if pending else sent + later_price(scope, eqn, dict(wanted).__getitem__)
 
 
 def _wanted(

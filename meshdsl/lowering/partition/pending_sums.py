@@ -113,6 +113,17 @@ class PendingSums:
     @cached_property
     def regions(self) -> dict[Var, SumRegion]:
         """The region of every value that can be pending under some layout."""
+        regions: dict[Var, SumRegion] = {}
+        of = {v: regions.setdefault(leader, SumRegion()) for v, leader in self._leaders().items()}
+        for v, region in of.items():
+            region.values.add(v)
+        for eqn in self.graph.eqns:
+            for region in dict.fromkeys(of[v] for v in (*eqn.ins, *eqn.outs) if v in of):
+                region.eqns.append(eqn)
+        return of
+
+    def _leaders(self) -> dict[Var, Var]:
+        """One value of its region for each value that can be pending: a union of operands and results."""
         leader: dict[Var, Var] = {v: v for v in self.arriving}
 
         def find(v: Var) -> Var:
@@ -128,14 +139,7 @@ class PendingSums:
                     leader[v] = find(through[0]) if through else v
                 for v in through:
                     leader[find(v)] = find(eqn.outs[0])
-        regions: dict[Var, SumRegion] = {}
-        for v in leader:
-            regions.setdefault(find(v), SumRegion()).values.add(v)
-        of = {v: region for region in regions.values() for v in region.values}
-        for eqn in self.graph.eqns:
-            for region in dict.fromkeys(of[v] for v in (*eqn.ins, *eqn.outs) if v in of):
-                region.eqns.append(eqn)
-        return of
+        return {v: find(v) for v in leader}
 
 
 def _is_linear(eqn: Eqn, v: Var) -> bool:

@@ -143,25 +143,10 @@ def _expert_mask(args: RouterArgs, ids: md.Tensor) -> md.Tensor:
 
 
 def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
-    options, expert, uniforms = args.options, args.expert, args.uniforms
+    options, uniforms = args.options, args.uniforms
     top2 = args.router in ("gshard_paper", "top2")
-    k = choices_of(args.router, options)
-    if not 1 <= k <= expert.size:
-        raise md.ShapeError(
-            f"the router {args.router!r} chooses {k} experts per token, and {expert!r} has {expert.size}\n"
-            f"  choose from 1 to {expert.size}"
-        )
     policy = _policy(options, uniforms) if top2 else ""
-    ids: list[md.Tensor] = []
-    chosen: list[md.Tensor] = []
-    raw: list[md.Tensor] = []
-    remaining = _scores(args, gates)
-    for _ in range(k):
-        best, mask = _chosen(args, remaining)
-        remaining = md.where(mask, float("-inf"), remaining)
-        ids.append(best)
-        chosen.append(mask)
-        raw.append(md.sum(md.where(mask, gates, 0), expert))
+    ids, chosen, raw = _best_experts(args, gates)
     weights = _shares(raw) if options.get("normalize") == "before" else raw
     weights = [w * options["scale"] for w in weights] if options.get("scale", 1.0) != 1 else weights
 
@@ -185,6 +170,25 @@ def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
     loss = _balance(args, first_choice, gates)
     by = tuple(Choice(*parts) for parts in zip(ids, slots, weights, keeps, strict=True))
     return _assignment(args, by, masks, loss, first_choice, used)
+
+
+def _best_experts(args: RouterArgs, gates: md.Tensor) -> tuple[list[md.Tensor], list[md.Tensor], list[md.Tensor]]:
+    """The experts that each token chooses, best first: their numbers, their masks, and their gates."""
+    expert, k = args.expert, choices_of(args.router, args.options)
+    if not 1 <= k <= expert.size:
+        raise md.ShapeError(
+            f"the router {args.router!r} chooses {k} experts per token, and {expert!r} has {expert.size}\n"
+            f"  choose from 1 to {expert.size}"
+        )
+    ids: list[md.Tensor] = []
+    masks: list[md.Tensor] = []
+    remaining = _scores(args, gates)
+    for _ in range(k):
+        best, mask = _chosen(args, remaining)
+        remaining = md.where(mask, float("-inf"), remaining)
+        ids.append(best)
+        masks.append(mask)
+    return ids, masks, [md.sum(md.where(mask, gates, 0), expert) for mask in masks]
 
 
 def _scores(args: RouterArgs, gates: md.Tensor) -> md.Tensor:

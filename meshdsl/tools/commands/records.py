@@ -61,33 +61,47 @@ class StdoutWriter:
 
 def _line(record: Mapping[str, Any]) -> str:
     """A record as a line of text."""
-    event = record["event"]
-    if event == "step":
-        loss = "not finite, skipped" if record["loss"] is None else f"{record['loss']:.4f}"
-        loss += ", skipped" if record.get("skipped") and record["loss"] is not None else ""
-        rate = f"  {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
-        rate += _use(record)
-        left = f"  {_clock(record['seconds_left'])} left" if record.get("seconds_left", 0) >= 1 else ""
-        compiled = f"  compiled in {record['compile_seconds']:.1f} s" if "compile_seconds" in record else ""
-        return f"step {record['step']:>6}  loss {loss}  {_milliseconds(record['seconds'])}{rate}{left}{compiled}"
-    if event == "eval":
-        bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
-        loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
-        return f"step {record['step']:>6}  eval loss {loss}{bits}"
-    if event == "start":
-        split = f"layout {record['layout']}" if record["layout"] else "replicated"
-        return (
-            f"{record['workload']}: {record['parameters']:,} parameters on mesh {record['mesh']}, {split}\n"
-            f"data: {_data(record['data'])}"
-        )
-    if event == "resume":
-        changed = "".join(f"\n  {line}" for line in record["changed"])
-        done = "" if record["steps_left"] else "; all steps are already done"
-        return f"step {record['step']:>6}  resumed from {record['from']}{done}{changed}"
+    return _LINES.get(record["event"], _end_line)(record)
+
+
+def _step_line(record: Mapping[str, Any]) -> str:
+    loss = "not finite, skipped" if record["loss"] is None else f"{record['loss']:.4f}"
+    loss += ", skipped" if record.get("skipped") and record["loss"] is not None else ""
+    rate = f"  {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
+    rate += _use(record)
+    left = f"  {_clock(record['seconds_left'])} left" if record.get("seconds_left", 0) >= 1 else ""
+    compiled = f"  compiled in {record['compile_seconds']:.1f} s" if "compile_seconds" in record else ""
+    return f"step {record['step']:>6}  loss {loss}  {_milliseconds(record['seconds'])}{rate}{left}{compiled}"
+
+
+def _eval_line(record: Mapping[str, Any]) -> str:
+    bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
+    loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
+    return f"step {record['step']:>6}  eval loss {loss}{bits}"
+
+
+def _start_line(record: Mapping[str, Any]) -> str:
+    split = f"layout {record['layout']}" if record["layout"] else "replicated"
+    return (
+        f"{record['workload']}: {record['parameters']:,} parameters on mesh {record['mesh']}, {split}\n"
+        f"data: {_data(record['data'])}"
+    )
+
+
+def _resume_line(record: Mapping[str, Any]) -> str:
+    changed = "".join(f"\n  {line}" for line in record["changed"])
+    done = "" if record["steps_left"] else "; all steps are already done"
+    return f"step {record['step']:>6}  resumed from {record['from']}{done}{changed}"
+
+
+def _end_line(record: Mapping[str, Any]) -> str:
     rate = f"; {record['bytes_per_second']:,.0f} bytes/s" if "bytes_per_second" in record else ""
     rate += f"; {record['tokens_per_second']:,.0f} tokens/s" if "tokens_per_second" in record else ""
     skipped = f"; {record['skipped']} skipped" if "skipped" in record else ""
     return f"{record['steps']} steps in {record['seconds']:.1f} s{rate}{skipped}"
+
+
+_LINES = {"step": _step_line, "eval": _eval_line, "start": _start_line, "resume": _resume_line}
 
 
 def _use(record: Mapping[str, Any]) -> str:

@@ -84,23 +84,29 @@ def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDi
 
 
 def _words(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
-    notes: list[str] = []
-    if kind == "reduce_scatter" and theirs.count < ours.count and counterpart.count > 0:
-        notes.append(f"{ours.count - theirs.count} became an all_reduce and a slice, which sends twice as much")
-    elif kind == "all_reduce" and theirs.count > ours.count and counterpart.count < 0:
-        notes.append(f"{theirs.count - ours.count} were a reduce_scatter in the program")
-    elif kind == "all_reduce" and theirs.count < ours.count and counterpart.count > 0:
-        notes.append(f"{ours.count - theirs.count} became a reduce_scatter")
-    elif theirs.count < ours.count:
-        same = ours.bytes == theirs.bytes
-        notes.append("several are sent as one" if same else "fewer are sent: merged, or found not to be needed")
-    elif theirs.count > ours.count:
-        notes.append("the compiler added some" if ours.count else "the compiler made these")
+    notes = [_of_counts(kind, ours, theirs, counterpart)]
     if ours.count and theirs.count and set(ours.dtypes) != set(theirs.dtypes):
         notes.append(f"sent as {', '.join(sorted(theirs.dtypes))}, stated {', '.join(sorted(ours.dtypes))}")
     elif theirs.count == ours.count and theirs.bytes != ours.bytes:
         notes.append(f"sent as {_each(theirs)}, stated {_each(ours)}")
-    return "; ".join(notes)
+    return "; ".join(filter(None, notes))
+
+
+def _of_counts(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
+    """Why the compiler sends more or fewer collectives of a kind than the program states."""
+    fewer = ours.count - theirs.count
+    if kind == "reduce_scatter" and fewer > 0 and counterpart.count > 0:
+        return f"{fewer} became an all_reduce and a slice, which sends twice as much"
+    if kind == "all_reduce" and fewer < 0 and counterpart.count < 0:
+        return f"{-fewer} were a reduce_scatter in the program"
+    if kind == "all_reduce" and fewer > 0 and counterpart.count > 0:
+        return f"{fewer} became a reduce_scatter"
+    if fewer > 0:
+        same = ours.bytes == theirs.bytes
+        return "several are sent as one" if same else "fewer are sent: merged, or found not to be needed"
+    if fewer < 0:
+        return "the compiler added some" if ours.count else "the compiler made these"
+    return ""
 
 
 def _each(total: _Sum) -> str:
