@@ -118,13 +118,13 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES or name in _PUBLIC:
         importlib.import_module(f"{__name__}.errors.jax_version").check_jax()
     if name in _MODULES:
-        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-        value: Any = importlib.import_module(f"{__name__}.errors.boundary").guarded_module(module, name)
-    elif name in _PUBLIC:
+        setattr(sys.modules[__name__], name, importlib.import_module(f"{__name__}.{_MODULES[name]}"))
+        return sys.modules[__name__].__dict__[name]
+    if name in _PUBLIC:
         if _PUBLIC[name].startswith("trace."):
             importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
         module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
-        value = getattr(module, name)
+        value: Any = getattr(module, name)
         _guard_loaded()
         value = importlib.import_module(f"{__name__}.errors.boundary").guarded(value, name)
     else:
@@ -147,11 +147,17 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """`md.dims` and `md.compile` are functions, also after Python has imported the modules of those names."""
+    """`md.dims` and `md.compile` are functions, also after Python has imported the modules of those names.
+
+    The errors of `md.nn` are explained also where it is imported as `meshdsl.nn`.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PUBLIC and isinstance(value, types.ModuleType)):
-            super().__setattr__(name, value)
+        if name in _PUBLIC and isinstance(value, types.ModuleType):
+            return
+        if name in _MODULES:
+            value = importlib.import_module(f"{__name__}.errors.boundary").guarded_module(value, name)
+        super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -123,3 +125,9 @@ def test_random_wrong_calls_raise_our_error() -> None:
     failures: list[str] = []
     counts = misuse.run(400, 1, failures.append)
     assert not failures and counts["error"] > 300 and counts["accepted"] < 60, (counts, failures)
+
+
+def test_errors_are_explained_however_a_module_is_imported() -> None:
+    script = "from meshdsl.nn import dense\ndense(3, 'io', 'hidden:4')"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "ShapeError: md.nn.dense was called with arguments that it does not take" in run.stderr, run.stderr
