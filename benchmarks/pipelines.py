@@ -7,8 +7,11 @@ the difference between steps of 8 and 4 micro-batches. `cycles` are the compiler
 
     python -m benchmarks.pipelines                      # M = 8, 16, 64, with full rematerialisation
     python -m benchmarks.pipelines 8 32 --remat none
+    python -m benchmarks.pipelines --chunks             # 1 and 2 chunks, of stages of 4 layers, with M = S
     python -m benchmarks.pipelines --gpipe              # beside handwritten/gpipe.py, with M = 4S
     python -m benchmarks.pipelines --cpu --rounds 40    # CPU time of both, for a small model on four CPU devices
+
+Of chunks, `predicted_ms` and `predicted_bytes` are of the cost model for a v5e.
 
 Beside GPipe, `attention` is "fused" (our kernel, and JAX's splash attention; the compiler states no cycles for either)
 or "plain" (blocks of at most 512 x 512, and one block). Both recompute the layers. Ratios are ours to GPipe's.
@@ -45,14 +48,31 @@ SMALL = llama.replace(
 TOLERANCE = 1e-2  # of the change of a state, relative; gradients that nearly cancel differ most
 
 
-def compiled(stages: int, microbatches: int, remat: str, kernel: str = "auto") -> md.Compilation:
-    """The compiler's text of a step in stages, or of one stage alone."""
-    model = MODEL.replace(batch=PART * microbatches, layers=LAYERS * stages)
+def planned(stages: int, microbatches: int, remat: str, kernel: str = "auto", *, layers: int = LAYERS, chunks: int = 1):
+    """A step in stages of so many layers, or of one stage alone, and the specs of its arguments."""
+    model = MODEL.replace(batch=PART * microbatches, layers=layers * stages)
     layout = "layer:stages" if stages > 1 else ""
-    plan = md.Plan(f"stages:{STAGES}", layout, remat=remat, microbatches=microbatches, attention_kernel=kernel)
-    step = md.compile(model.train_step(), plan=plan, donate=(0, 1))
-    program = step.program(*model.specs())
-    return md.compile_for("tpu:v5e:2x2", program, donated=step.donated(*model.specs()))
+    options: dict[str, Any] = {"microbatches": microbatches, "attention_kernel": kernel, "chunks": chunks}
+    plan = md.Plan(f"stages:{STAGES}", layout, remat=remat, **options)
+    return md.compile(model.train_step(), plan=plan, donate=(0, 1)), model.specs()
+
+
+def compiled(step: md.Compiled, specs: Any) -> md.Compilation:
+    """The compiler's text of a step."""
+    return md.compile_for("tpu:v5e:2x2", step.program(*specs), donated=step.donated(*specs))
+
+
+def beside_chunks(layers: int = 4) -> None:
+    """Print time and memory of 1 and 2 chunks, predicted and by the TPU compiler, at M = S."""
+    for chunks in (1, 2):
+        step, specs = planned(STAGES, STAGES, "full", layers=layers, chunks=chunks)
+        report, text = step.cost(*specs, machine="tpu-v5e"), compiled(step, specs)
+        assert text.cycles is not None and text.memory is not None
+        row = {"figure": "chunks", "chunks": chunks, "layers": layers, "microbatches": STAGES,
+               "predicted_ms": round(1e3 * report.seconds, 1), "cycles": text.cycles,
+               "bubble": round(step.pipelines(*specs)[0].bubble, 3),
+               "predicted_bytes": report.peak_bytes, "peak_bytes": text.memory.peak}  # fmt: skip
+        print(json.dumps(row), flush=True)
 
 
 def fused(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -80,7 +100,7 @@ def beside_gpipe(attention: str) -> None:
     text = (shapes[2]["tokens"], shapes[2]["targets"])
     attend = fused if attention == "fused" else gpipe.attention
     theirs = gpipe.compiled(shapes[:2], text, mesh, microbatches, attend)[0]
-    ours = compiled(STAGES, microbatches, "full", "auto" if attention == "fused" else "blockwise")
+    ours = compiled(*planned(STAGES, microbatches, "full", "auto" if attention == "fused" else "blockwise"))
     assert ours.cycles is not None and ours.memory is not None
     memory, cycles = theirs.memory_analysis(), estimated_cycles(theirs.as_text() or "")
     assert memory is not None and cycles is not None
@@ -121,6 +141,7 @@ def main() -> int:
     parser.add_argument("microbatches", nargs="*", type=int, default=[8, 16, 64])
     parser.add_argument("--remat", default="full", help="a rematerialisation, as in md.Plan")
     parser.add_argument("--gpipe", action="store_true", help="cycles and peak memory beside GPipe by hand instead")
+    parser.add_argument("--chunks", action="store_true", help="1 and 2 chunks of each stage instead")
     parser.add_argument("--cpu", action="store_true", help="CPU time beside GPipe by hand instead")
     parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds of --cpu")
     options = parser.parse_args()
@@ -130,13 +151,16 @@ def main() -> int:
         for attention in ("fused", "plain"):
             beside_gpipe(attention)
         return 0
+    if options.chunks:
+        beside_chunks()
+        return 0
     if options.cpu:
         return 0 if on_cpu(options.rounds) else 1
-    few, many = (compiled(1, m, options.remat).cycles for m in (4, 8))
+    few, many = (compiled(*planned(1, m, options.remat)).cycles for m in (4, 8))
     assert few is not None and many is not None
     trip = (many - few) / 4
     for microbatches in options.microbatches:
-        step = compiled(STAGES, microbatches, options.remat)
+        step = compiled(*planned(STAGES, microbatches, options.remat))
         assert step.cycles is not None and step.memory is not None
         ideal = (microbatches + STAGES - 1) * trip
         row = {"microbatches": microbatches, "remat": options.remat, "cycles": step.cycles, "ideal": round(ideal),

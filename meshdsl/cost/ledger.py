@@ -197,7 +197,7 @@ def _lines(
 def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
     unread = set(step.reads)
     for eqn in step.eqns:
-        moved = [(v, program.local_bytes(v)) for v in eqn.outs if v in step.writes]
+        moved = [(v, written_bytes(program, eqn, v)) for v in eqn.outs if v in step.writes]
         for v in eqn.ins:
             if v in unread:
                 unread.discard(v)
@@ -217,8 +217,23 @@ def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order
         yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores, attention)
 
 
+def _in_place(program: Program, eqn: Eqn) -> bool:
+    """True if an equation writes over a part of its first operand; an argument of the program is copied instead."""
+    return isinstance(eqn.op, Op) and eqn.op.fuses is Fuses.UPDATE and eqn.ins[0] not in program.ins
+
+
+def written_bytes(program: Program, eqn: Eqn, v: Var) -> int:
+    """Bytes that an equation writes of a stored result: all of it, or in place those of its second operand."""
+    return program.local_bytes(eqn.ins[1] if _in_place(program, eqn) else v)
+
+
 def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
-    """Bytes that an equation reads of one stored operand: all of it, or for a pick at most the bytes that it writes."""
+    """Bytes that an equation reads of one stored operand: all of it, or for a pick at most the bytes that it writes.
+
+    In place, it reads none of the operand that it writes.
+    """
+    if _in_place(program, eqn) and v is eqn.ins[0]:
+        return 0
     picks = not isinstance(eqn.op, Op) or eqn.op.fuses is Fuses.PICK
     stored_bytes = program.local_bytes(v)
     return min(stored_bytes, sum(map(program.local_bytes, eqn.outs))) if picks else stored_bytes

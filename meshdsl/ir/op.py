@@ -69,6 +69,7 @@ class Linear(StrEnum):
     FIRST = "first"  # only the first operand
     RATIO = "ratio"  # only the first operand, which is divided by the second
     SECOND = "second"  # only the second operand
+    UPDATE = "update"  # the first two operands together
     BRANCHES = "branches"  # all operands but the first, together
     PADDED = "padded"  # all operands together, if the fill value is zero
     WIDENING = "widening"  # the only operand, if the result's dtype represents all its values exactly
@@ -81,6 +82,7 @@ class Fuses(StrEnum):
     VIEW = "view"  # free
     MAP = "map"  # fused into the kernel that reads its result
     PICK = "pick"  # like MAP, and reads no more elements than it writes
+    UPDATE = "update"  # its own kernel; writes its second operand over a part of the first, in place
     REDUCE = "reduce"  # fuses the producers of its operands
 
 

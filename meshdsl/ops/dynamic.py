@@ -104,29 +104,38 @@ def _named(x: Type) -> dict[str, str | None]:
 
 
 def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
-    """Each device writes the part of the update that is in its block."""
+    """Each device writes the part of the update that is in its block; in place, if it has all of dim."""
     axis = c.ins[0].position(dim)
     part = find(dim.name, c.ins[1].dims)
     update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
-    start = clipped(c, start, 0, dim.size - part.size)
-    if not c.ins[0].axes[axis]:
-        return c.xp.dynamic_update(x, update, start, axis) if part.size else x
-    if not part.size:
+    if not part.size or not x.size:
         return x
-    index = c.xp.arange(x.shape[axis], dtype=np.int32) + c.xp.asarray(c.start(c.ins[0], dim), np.int32) - start
-    return _picked(c, update, index, axis, x)
+    start = clipped(c, start, 0, dim.size - part.size)
+    if start.size == 1 and not c.ins[0].axes[axis]:
+        return c.xp.dynamic_update(x, update, start.reshape(()), axis)
+    first = c.xp.asarray(c.start(c.ins[0], dim), np.int32)
+    if not start.ndim:
+        return _picked(c, update, c.xp.arange(x.shape[axis], dtype=np.int32) + first - start, axis, x)
+    sizes = [n if d in c.ins[2].dims else 1 for d, n in zip(c.ins[0].dims, x.shape, strict=True)]
+    place = c.xp.arange(x.shape[axis], dtype=np.int32).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+    place = place + first - start.reshape(sizes)
+    return c.xp.where(place == 0, update, x)  # several starts have updates of one element along `dim`
 
 
 def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
     part = find(dim.name, update.dims)
-    return dynamic_update_slice(ct, _zeros(update), dim, start), dynamic_slice(ct, dim, start, part.size), None
+    zeros = bind1(_DYNAMIC_UPDATE, ct, _zeros(update), start, dim=dim)
+    if not start.dims:
+        return zeros, dynamic_slice(ct, dim, start, part.size), None
+    places = broadcast(_starts(start, dim.size - part.size), (*start.dims, part))
+    return zeros, transpose(take(ct, places, dim), update.dims), None
 
 
 def _update_vmap(x: Tensor, update: Tensor, start: Tensor, new: Dim, dim: Dim) -> Tensor:
     """With one start per place of the new dim, a gather from the update where the element is written."""
-    if new not in start.dims:
-        return bind1(_DYNAMIC_UPDATE, *spread([x, update], new), start, dim=dim)
     part = find(dim.name, update.dims)
+    if new not in start.dims or part.size == 1:
+        return bind1(_DYNAMIC_UPDATE, *spread([x, update], new), start, dim=dim)
     place = iota(dim) - broadcast(_starts(start, dim.size - part.size), (new, dim))
     written = (place >= 0) & (place < part.size)
     return where(written, take(update, place, part), x)
@@ -139,9 +148,11 @@ _DYNAMIC_UPDATE = Op(
     vjp=_update_vjp,
     vmap=lambda x, update, start, *, new, dim: _update_vmap(x, update, start, new, dim),
     rule=lambda x, update, start, *, dim: Labels(
-        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.dims}, {}), (_named(x),)
+        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.dims}, _named(start)), (_named(x),)
     ),
+    linear=Linear.UPDATE,
     flops=lambda *_, **__: 0,
+    fuses=Fuses.UPDATE,
 )
 
 

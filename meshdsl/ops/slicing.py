@@ -19,7 +19,7 @@ from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel
 
-__all__ = ["SLICE", "along", "clipped", "pad", "reverse", "roll", "shift", "slice"]
+__all__ = ["SLICE", "along", "clipped", "pad", "reverse", "roll", "shift", "slice", "swap_blocks"]
 
 
 def along(
@@ -229,3 +229,32 @@ def clipped(c: Local, i: Any, low: int, high: int) -> Any:
     if i.dtype.kind == "u":  # a negative `low` does not fit into an unsigned dtype
         return c.xp.asarray(c.xp.minimum(i, np.asarray(high, i.dtype)), np.int32)
     return c.xp.asarray(c.xp.clip(i, low, high), np.int32)
+
+
+def _swap_kernel(c: Local, x: Any, *, axis: int, dim: Dim, outer: int, inner: int) -> Any:
+    sizes = x.shape[:axis], x.shape[axis + 1 :]
+    blocks = c.xp.reshape(x, (*sizes[0], outer, inner, dim.size // (outer * inner), *sizes[1]))
+    return c.xp.reshape(c.xp.moveaxis(blocks, axis, axis + 1), x.shape)
+
+
+def _swap_pieces(dim: Dim, out: Dim, *, outer: int, inner: int) -> tuple[Piece, ...]:
+    n = dim.size // (outer * inner)
+    return tuple(Piece(0, (i * inner + j) * n, (j * outer + i) * n, n) for i in range(outer) for j in range(inner))
+
+
+_SWAP_BLOCKS = along(
+    "swap_blocks",
+    lambda dim, *, outer, inner: dim,
+    _swap_kernel,
+    lambda ct, x, dim, outer, inner: (swap_blocks(ct, dim.name, inner, outer),),
+    pieces=_swap_pieces,
+    fuses=Fuses.KERNEL,
+)
+
+
+def swap_blocks(x: Tensor, dim: str, outer: int, inner: int) -> Tensor:
+    """x with the blocks of a dim, of which there are outer x inner, in the order inner x outer.
+
+    Along a sharded dim, devices send each other the blocks that change owner, each once.
+    """
+    return bind1(_SWAP_BLOCKS, x, dim=find(dim, x.dims), outer=outer, inner=inner)

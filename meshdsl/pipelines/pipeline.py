@@ -38,8 +38,7 @@ def pipelined(graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1) -> tupl
     rules = dict(layout.rules)
     for loop in found:
         dims = _dims(loop, names, layout)
-        for dim in (dims.stages.stage, dims.stages.home):
-            rules |= {} if dim is None else {dim.name: layout.axes(loop.dim.name)}
+        rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
         schedules.append(dataclasses.replace(loop.schedule, loops=tuple(dim.name for dim in dims.ticks)))
         types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
@@ -59,10 +58,8 @@ def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
 
     schedule = loop.schedule
     inner = fresh(f"{loop.dim.name}_of_stage", -(-loop.dim.size // (schedule.stages * schedule.chunks)))
-    stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner)
-    if schedule.chunks > 1:
-        chunk, home = fresh("chunk", schedule.chunks), fresh(f"{loop.dim.name}_home", schedule.stages)
-        stages = dataclasses.replace(stages, chunk=chunk, home=home)
+    own = fresh(f"{loop.dim.name}_row", schedule.chunks * inner.size)
+    stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner, own)
     ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.both, schedule.warm), strict=True)
     a, b, c = (fresh(name, size) for name, size in ticks)
     others = {d.name for eqn, _ in walk(loop.body) for v in (*eqn.ins, *eqn.outs) for d in v.dims} - {loop.dim.name}

@@ -15,17 +15,17 @@ from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Eqn, Scan, Type
 from ..ops.dynamic import dynamic_update_slice
-from ..ops.elementwise import minimum, where
+from ..ops.elementwise import add, where
 from ..ops.indexing import iota, take
 from ..ops.placement import prefer
 from ..ops.reductions import broadcast, sum
 from ..ops.reshape import flatten, unflatten
-from ..ops.slicing import pad, slice
-from ..trace import Tensor, bind, evaluate, trace
+from ..ops.slicing import pad, slice, swap_blocks
+from ..trace import Tensor, as_tensor, bind, evaluate, trace
 from .find import loop_of
 
 __all__ = [
-    "Rings",
+    "Rows",
     "StageDims",
     "by_stage",
     "layers_of_stages",
@@ -39,23 +39,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class StageDims:
-    """The dims of a pipeline: `layer` is `stage` times `inner`, rounded up."""
+    """The dims of a pipeline: `layer` is `stage` times `own`, rounded up, and `own` is `chunks` times `inner`."""
 
     layer: Dim
     stage: Dim
-    inner: Dim
-    chunk: Dim | None = None  # if a stage has several blocks of layers
-    home: Dim | None = None  # then: the stages, as the layout stores their layers
+    inner: Dim  # layers of one block
+    own: Dim  # layers of one stage
 
     @property
     def chunks(self) -> int:
         """Blocks of layers of a stage."""
-        return 1 if self.chunk is None else self.chunk.size
+        return self.own.size // self.inner.size
 
     @property
     def padded(self) -> int:
         """The number of layers if every block had as many as the first."""
-        return self.stage.size * self.chunks * self.inner.size
+        return self.stage.size * self.own.size
 
 
 def staged(x: Tensor, stage: Dim) -> Tensor:
@@ -64,58 +63,19 @@ def staged(x: Tensor, stage: Dim) -> Tensor:
 
 
 def layers_of_stages(x: Tensor, dims: StageDims, place: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-    """A stack [layer ...] as [stage inner ...]; its blocks stay where they are. With chunks, see `interleaved`."""
-    x = pad(x, dims.layer, 0, dims.padded - dims.layer.size) if dims.padded > dims.layer.size else x
-    if dims.chunk is not None:
-        return interleaved(x, dims)
-    return unflatten(place(x), dims.layer.name, [dims.stage, dims.inner])
+    """A stack [layer ...] as [stage inner ...], whose blocks stay where they are; with several chunks [stage own ...].
 
-
-def interleaved(x: Tensor, dims: StageDims) -> Tensor:
-    """A stack [layer ...], padded, as [stage chunk inner ...]: one exchange brings block q to stage q mod S.
-
-    The layout stores blocks hv to hv+v-1 on stage h, so h has at most one block for each stage if v is at most S.
+    Then one exchange brings block q to stage q mod S.
     """
-    home, rank, chunk = _interleaved_dims(dims)
-    x = unflatten(x, dims.layer.name, [home, rank, dims.inner])
-    to = take(x, prefer(minimum(_block(dims), rank.size - 1), home), rank)  # of what is not there, nobody reads it
-    came = prefer(prefer(to, home), dims.stage)
-    return take(came, _sums(iota(chunk) * dims.stage.size, iota(dims.stage)) // rank.size, home)
-
-
-def layered(x: Tensor, dims: StageDims) -> Tensor:
-    """The inverse of `interleaved`: [stage chunk inner ...] as [layer ...], padded."""
-    home, rank, chunk = _interleaved_dims(dims)
-    number = (_block(dims) + iota(home) * rank.size) // dims.stage.size
-    to = take(x, prefer(minimum(number, chunk.size - 1), dims.stage), chunk)
-    came = prefer(prefer(to, dims.stage), home)
-    x = take(came, _sums(iota(home) * rank.size, iota(rank)) % dims.stage.size, dims.stage)
-    return flatten(x, [home, rank, dims.inner], Dim(dims.layer.name, dims.padded))
-
-
-def _interleaved_dims(dims: StageDims) -> tuple[Dim, Dim, Dim]:
-    """The stages as the layout stores their layers, the number of a block there, and the chunks."""
-    assert dims.home is not None and dims.chunk is not None
-    return dims.home, Dim(f"{dims.home.name}__block", dims.chunk.size), dims.chunk
-
-
-def _sums(x: Tensor, y: Tensor) -> Tensor:
-    """[x y]: every sum of an element of x and one of y."""
-    return broadcast(x, (*x.dims, *y.dims)) + y
-
-
-def _block(dims: StageDims) -> Tensor:
-    """[home stage]: which of a home's blocks goes to a stage; from v on, none of them does."""
-    home, rank, _ = _interleaved_dims(dims)
-    s = dims.stage.size
-    stage = prefer(broadcast(iota(dims.stage), (home, dims.stage)), home)
-    return (stage + (s - iota(home) * rank.size % s)) % s
+    x = pad(x, dims.layer, 0, dims.padded - dims.layer.size) if dims.padded > dims.layer.size else x
+    x = swap_blocks(x, dims.layer.name, dims.chunks, dims.stage.size) if dims.chunks > 1 else x
+    return unflatten(place(x), dims.layer.name, [dims.stage, dims.own if dims.chunks > 1 else dims.inner])
 
 
 def own_layers(x: Tensor, dims: StageDims, block: Tensor) -> Tensor:
     """A stack [stage layer ...], one for each stage, as [stage inner ...]: each stage takes the layers of one block."""
     every = Dim(f"{dims.stage.name}__of_layer", dims.stage.size * dims.chunks)
-    blocks = layers_of_stages(x, StageDims(dims.layer, every, dims.inner), lambda x: by_stage(x, dims))
+    blocks = layers_of_stages(x, StageDims(dims.layer, every, dims.inner, dims.inner), lambda x: by_stage(x, dims))
     return take(blocks, block, every)
 
 
@@ -125,25 +85,22 @@ def by_stage(x: Tensor, dims: StageDims) -> Tensor:
 
 
 def stacked_again(x: Tensor, dims: StageDims) -> Tensor:
-    """A stack [stage inner ...], or [stage chunk inner ...], as [layer ...]."""
-    x = (
-        layered(x, dims)
-        if dims.chunk is not None
-        else flatten(x, [dims.stage, dims.inner], Dim(dims.layer.name, dims.padded))
-    )
+    """A stack [stage own ...] as [layer ...]."""
+    x = flatten(x, [dims.stage, dims.own], Dim(dims.layer.name, dims.padded))
+    x = swap_blocks(x, dims.layer.name, dims.stage.size, dims.chunks) if dims.chunks > 1 else x
     return slice(x, dims.layer.name, 0, dims.layer.size) if dims.padded > dims.layer.size else x
 
 
 @dataclass(frozen=True)
-class Rings:
-    """Rows of a loop over layers that stay in rings [stage slot ...], by their number among the loop's rows.
+class Rows:
+    """Stacks [stage row ...] of which a loop over layers uses some rows in place, by their number among its rows.
 
-    A slot of `inner` rows has those of one micro-batch. `first` is the number of its first row: one for all stages
-    where the loop writes rows, one for each stage where it reads them.
+    They are rings of saved values, weights of several chunks, or sums of gradients. `first` is the number of the first
+    row, one for all stages or one for each; the layers of a stage use the rows from there on.
     """
 
-    first: Tensor
-    rows: Mapping[int, Tensor]
+    first: Tensor | int
+    stacks: Mapping[int, Tensor]
 
 
 def run_stages(
@@ -152,14 +109,17 @@ def run_stages(
     dims: StageDims,
     block: Tensor,
     *,
-    read: Rings | None = None,
-    written: Rings | None = None,
+    read: Sequence[Rows] = (),
+    written: Rows | None = None,
+    added: Rows | None = None,
+    valid: Tensor | bool = True,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The last carries [stage ...] and the rows [stage inner ...] of a loop over layers, of all stages, and its rings.
+    """The last carries [stage ...] and rows [stage inner ...] of a loop over layers, of all stages, and its stacks.
 
     `ins` are the operands of `eqn`: constants and carries may have the dim `stage`, rows are [stage inner ...]. Rows
-    that are `read` from rings are missing in `ins`. `block` [stage] is the number of each stage's block of layers. The
-    loop reads and writes a ring in place, one layer at a time.
+    that are `read` from stacks are missing in `ins`. New rows are `written` into stacks, or `added` to theirs on stages
+    where `valid`; the results have these stacks, those that are written first. `block` [stage] is the number of each
+    stage's block of layers.
     """
     consts, carries, rows = loop_of(eqn).inputs(ins)
     number = iota(dims.inner)
@@ -167,11 +127,12 @@ def run_stages(
     if dims.padded > dims.layer.size:
         here = broadcast(block * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size
         rows.append(here)
-    kept = [each for each in (read, written) if each is not None]
-    consts = [*consts, *(each.first for each in kept), *(read.rows.values() if read else ())]
-    carries = [*carries, *(written.rows.values() if written else ())]
+    stored = [each for each in (written, added) if each is not None]
+    consts = [*consts, as_tensor(valid), *(as_tensor(each.first) for each in (*read, *stored))]
+    consts += [x for each in read for x in each.stacks.values()]
+    carries = [*carries, *(x for each in stored for x in each.stacks.values())]
     ins, n, m = [*consts, *carries, *rows], len(consts), len(carries)
-    one_layer = _Layer(loop_of(eqn), dims.padded > dims.layer.size, read, written)
+    one_layer = _Layer(loop_of(eqn), dims.padded > dims.layer.size, tuple(read), written, added)
     types = [_type_of(x, dims.stage) for x in ins]
     row_types = [_type_of(x, dims.stage, dims.inner) for x in rows]
     body = trace(lambda *xs: one_layer.run(xs[:n], xs[n : n + m], xs[n + m :]), [*types[: n + m], *row_types])[0]
@@ -188,41 +149,45 @@ def _type_of(x: Tensor, *apart: Dim) -> Type:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One trip of a loop over the layers of a stage, whose rows may be in rings."""
+    """One trip of a loop over the layers of a stage, some of whose rows are in stacks."""
 
     loop: Scan
     uneven: bool
-    read: Rings | None
-    written: Rings | None
+    read: tuple[Rows, ...]
+    written: Rows | None
+    added: Rows | None
 
     def run(self, consts: Sequence[Tensor], carries: Sequence[Tensor], rows: Sequence[Tensor]) -> list[Tensor]:
-        """The carries, the rings and the rows after the layer.
+        """The carries, the stacks and the rows after the layer.
 
-        `consts` are the loop's, the first row of each ring, and the rings that are read; `carries` are the loop's and
-        the rings that are written; `rows` are the loop's that are not in rings, the number of the layer in its stage,
-        and, if `uneven`, whether the stage has such a layer.
+        `consts` are the loop's, whether the stage's unit of work is valid, the first row of each group of stacks, and
+        the stacks that are read; `carries` are the loop's and the stacks that are written; `rows` are the loop's that
+        are not in stacks, the number of the layer in its stage, and, if `uneven`, whether the stage has such a layer.
         """
         loop, present = self.loop, rows[-1] if self.uneven else None
         *rows, number = rows[:-1] if self.uneven else rows
-        before, rings = carries[: loop.carries], carries[loop.carries :]
-        outs = evaluate(
-            loop.body, [*consts[: loop.consts], *before, *self._all_rows(consts[loop.consts :], rows, number)]
-        )
-        after, new = loop.results(outs)
+        before, stacks = carries[: loop.carries], iter(carries[loop.carries :])
+        valid, *rest = consts[loop.consts :]
+        firsts = iter(rest)
+        given = dict[int, Tensor]()
+        old = iter(rest[len(self.read) + (self.written is not None) + (self.added is not None) :])
+        for each in self.read:
+            row = next(firsts) + number
+            given |= {i: _at(next(old), row) for i in each.stacks}
+        others = iter(rows)
+        rows = [given[i] if i in given else next(others) for i in range(len(rows) + len(given))]
+        after, new = loop.results(evaluate(loop.body, [*consts[: loop.consts], *before, *rows]))
         if present is not None:
             after = [where(present, x, old) for x, old in zip(after, before, strict=True)]
-        if self.written is not None:
-            first = consts[loop.consts + (self.read is not None)]
-            rings = [_with_row(x, new[i], first + number) for i, x in zip(self.written.rows, rings, strict=True)]
-        return [*after, *rings, *new]
-
-    def _all_rows(self, rings: Sequence[Tensor], rows: Sequence[Tensor], number: Tensor) -> list[Tensor]:
-        """The loop's rows in order; those in the ring at `rings[0]` and further are read there."""
-        if self.read is None:
-            return list(rows)
-        first, old, rest = rings[0], rings[1 + (self.written is not None) :], iter(rows)
-        there = {i: _at(x, first + number) for i, x in zip(self.read.rows, old, strict=True)}
-        return [there[i] if i in there else next(rest) for i in range(len(rows) + len(there))]
+        stored: list[Tensor] = []
+        for each in (self.written, self.added):
+            row = None if each is None else next(firsts) + number
+            for i in () if each is None else each.stacks:
+                assert row is not None
+                x = next(stacks)
+                value = new[i] if each is self.written else add(_at(x, row), where(valid, new[i], 0))
+                stored.append(_with_row(x, value, row))
+        return [*after, *stored, *new]
 
 
 def _at(ring: Tensor, number: Tensor) -> Tensor:

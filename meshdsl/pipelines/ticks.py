@@ -24,7 +24,7 @@ from ..ops.slicing import roll, shift
 from ..trace import Tensor, bind1, evaluate
 from .find import Level, Loop, loop_of, values
 from .stages import (
-    Rings,
+    Rows,
     StageDims,
     by_stage,
     layers_of_stages,
@@ -66,13 +66,13 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
         ring, forward, backward, sums = state
         ring, forward, last = pipe.forward(tick, ring, forward)
         entering, terms = pipe.between(tick, last)
-        backward, more = pipe.backward(tick, ring, backward, entering)
+        backward, sums, more = pipe.backward(tick, ring, backward, entering, sums)
         return (ring, forward, backward, _added(sums, terms, more)), None
 
     def drain(state: Any, tick: Tensor) -> Any:
         backward, sums = state
-        backward, terms = pipe.backward(tick, ring, backward, None)
-        return (backward, sums | _added({key: sums[key] for key in terms}, terms)), None
+        backward, sums, terms = pipe.backward(tick, ring, backward, None, sums)
+        return (backward, _added(sums, terms)), None
 
     (ring, forward), _ = scan(fill, pipe.before_forward(), ticks[0], over=dims.ticks[0])
     state = (ring, forward, *pipe.before_backward())
@@ -91,7 +91,8 @@ def _pipe(loop: Loop, dims: Dims, ins: Sequence[Tensor]) -> _Pipe:
 
 
 def _added(sums: Sums, *terms: Sums) -> Sums:
-    return {key: add(total, _sum([each[key] for each in terms if key in each])) for key, total in sums.items()}
+    more = {key: [each[key] for each in terms if key in each] for key in sums}
+    return {key: add(total, _sum(more[key])) if more[key] else total for key, total in sums.items()}
 
 
 def _filled(dims: Sequence[Dim], like: Var) -> Tensor:
@@ -106,7 +107,7 @@ class _Pipe:
     dims: Dims
     ins: Sequence[Tensor]
     fixed: Mapping[Var, Tensor]  # what the loops over layers read that no micro-batch changes
-    fixed_layers: Mapping[Var, Tensor]  # of that, the stacks, as [stage inner ...]: weights of the layers
+    fixed_layers: Mapping[Var, Tensor]  # of that, the stacks, as see `layers_of_stages`: weights of the layers
 
     @property
     def stage(self) -> Dim:
@@ -191,9 +192,7 @@ class _Pipe:
         states = [*(carries[i] for i in self.loop.shipped), *self.crossing]
         sums: Sums = {}
         for i, terms in enumerate(self.loop.terms):
-            stages = self.dims.stages
-            blocks = (stages.inner,) if stages.chunk is None else (stages.chunk, stages.inner)
-            sums |= {("rows", n): self._zeros((*blocks, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
+            sums |= {("rows", n): self._zeros((self.dims.stages.own, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
             sums |= {("carry", n): self._zeros(carries[n].dims, carries[n]) for n in terms.carries}
             if terms.between or terms.after:
                 sums["terms", i] = zeros_like(self.loop.eqn.outs[i].type)
@@ -212,19 +211,19 @@ class _Pipe:
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
         microbatch, chunk = self.unit(tick - iota(self.stage))
         block = chunk * self.stage.size + iota(self.stage)
-        own = self._own(microbatch, chunk, consts, rows, {})
+        own = self._own(microbatch, block, consts, rows, {})
         numbers = {v: i for i, v in enumerate(loop.forward.outs[n:])}
-        written = Rings(self._first_row(tick), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)})
-        after, new_rows, ring = run_stages(
-            loop.forward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, block, written=written
-        )
+        written = Rows(self._first_row(tick), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)})
+        operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
+        weights = self._weights(chunk, rows)
+        after, new_rows, ring = run_stages(loop.forward, operands, stages, block, read=weights, written=written)
         by_row = {v: new_rows[i] for v, i in numbers.items()}
         here = broadcast(block, (self.stage, self._every)) == iota(self._every)
         collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
         last = [*after, *collected]
         if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one does
             last = [of_stage(x, self.stage, self.stage.size - 1) for x in last]
-        every = StageDims(stages.layer, self._every, stages.inner)
+        every = StageDims(stages.layer, self._every, stages.inner, stages.inner)
         complete = [stacked_again(x, every) for x in last[n:]]
         moved = self._moved((*after, *collected), 1)
         return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
@@ -254,9 +253,12 @@ class _Pipe:
         }
 
     def backward(
-        self, tick: Tensor, ring: list[Tensor], state: list[Tensor], entering: list[Tensor] | None
-    ) -> tuple[list[Tensor], Sums]:
-        """Returns the carries after the tick and what it adds to the sums; `entering` goes into the last stage."""
+        self, tick: Tensor, ring: list[Tensor], state: list[Tensor], entering: list[Tensor] | None, sums: Sums
+    ) -> tuple[list[Tensor], Sums, Sums]:
+        """Returns the carries after the tick, the sums with the layers' gradients, and what is still to be added.
+
+        `entering` goes into the last stage.
+        """
         loop, schedule, stages = self.loop, self.loop.schedule, self.dims.stages
         state = self._moved(state, -1)
         number = tick - schedule.delay + iota(self.stage) + schedule.turn
@@ -270,31 +272,27 @@ class _Pipe:
         shipped = dict(zip(loop.shipped, state, strict=False))
         crossing = dict(zip(self.crossing, state[len(shipped) :], strict=True))
         consts, carries, rows = _operands(loop.backward)
-        own = self._own(microbatch, chunk, consts, [v for v in rows if v not in self.saved], crossing)
+        own = self._own(microbatch, block, consts, [v for v in rows if v not in self.saved], crossing)
         carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
         rings = dict(zip(self.saved, ring, strict=True))
-        read = Rings(self._first_row(tick + block * 2 + 1), {i: rings[v] for i, v in enumerate(rows) if v in rings})
-        after, new_rows, _ = run_stages(
-            loop.backward, [*own[: len(consts)], *carry, *own[len(consts) :]], stages, block, read=read
-        )
-        sums: Sums = {}
-        for terms in loop.terms:
-            sums |= {("rows", n): self._masked(new_rows[n], valid, chunk) for n in terms.rows}
-            sums |= {("carry", n): where(valid, after[n], 0) for n in terms.carries}
+        saved = Rows(self._first_row(tick + block * 2 + 1), {i: rings[v] for i, v in enumerate(rows) if v in rings})
+        added = Rows(chunk * stages.inner.size, {n: x for (kind, n), x in sums.items() if kind == "rows"})
+        operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
+        read = [saved, *self._weights(chunk, rows)]
+        after, _, totals = run_stages(loop.backward, operands, stages, block, read=read, added=added, valid=valid)
+        sums = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
+        more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
         moved = [*(after[i] for i in loop.shipped), *crossing.values()]
-        return moved, {**sums, **self._after_terms(tick, moved)}
+        return moved, sums, {**more, **self._after_terms(tick, moved)}
 
     def _real(self, number: Tensor) -> Tensor:
         """False for stages in a bubble, by the number of the unit of work that would be theirs."""
         return (number >= 0) & (number < self.loop.schedule.microbatches * self.loop.schedule.chunks)
 
-    def _masked(self, row: Tensor, valid: Tensor, chunk: Tensor | int) -> Tensor:
-        """The gradients [stage inner ...] of one block; with chunks [stage chunk inner ...], zero in the others."""
-        every = self.dims.stages.chunk
-        if every is None:
-            return where(valid, row, 0)
-        own = broadcast(where(valid, chunk, -1), (self.stage, every)) == iota(every)
-        return where(own, broadcast(row, (self.stage, every, *row.dims[1:])), 0)
+    def _weights(self, chunk: Tensor | int, rows: Sequence[Var]) -> list[Rows]:
+        """The weights of the layers, if each stage reads those of one of its chunks."""
+        stacks = {i: self.fixed_layers[v] for i, v in enumerate(rows) if v in self.fixed_layers}
+        return [Rows(chunk * self.dims.stages.inner.size, stacks)] if self.dims.stages.chunks > 1 and stacks else []
 
     def _after_terms(self, tick: Tensor, state: list[Tensor]) -> Sums:
         """The terms that the first stage's micro-batch adds, whose backward pass is complete."""
@@ -314,26 +312,20 @@ class _Pipe:
         return {key: where(real, _sum(xs), 0) for key, xs in sums.items() if xs}
 
     def _own(
-        self,
-        number: Tensor,
-        chunk: Tensor | int,
-        consts: Sequence[Var],
-        rows: Sequence[Var],
-        known: Mapping[Var, Tensor],
+        self, number: Tensor, block: Tensor, consts: Sequence[Var], rows: Sequence[Var], known: Mapping[Var, Tensor]
     ) -> list[Tensor]:
-        """Constants and rows (not those in the ring) of a loop over layers; each stage has another micro-batch."""
+        """Constants and rows (not those in stacks) of a loop over layers; each stage has another micro-batch."""
         loop, stages = self.loop, self.dims.stages
         own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE]
         given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
         graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
         found = batched(graph, given, self.stage, lambda x: by_stage(x, stages))
         computed = {v: staged(x, self.stage) for v, x in zip(own, found, strict=True)}
+        rows = [v for v in rows if stages.chunks == 1 or v not in self.fixed_layers]
 
         def layers(v: Var) -> Tensor:
             if v in self.fixed_layers:
-                x = self.fixed_layers[v]
-                return x if stages.chunk is None else take(x, chunk, stages.chunk)
-            block = chunk * self.stage.size + iota(self.stage)
+                return self.fixed_layers[v]
             return own_layers(computed[v] if v in computed else known[v], stages, block)
 
         either = {**self.fixed, **computed, **known}

@@ -71,9 +71,9 @@ def search(
     `machine` is a name, or the path of a machine file; `assignment` maps mesh axes to its hardware axes; `donate` is
     that of `md.compile`. The result also has the `runners_up`, so many of the next best.
 
-    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches overlap steps", "all", or
-    a mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a function;
-    "steps" only where a mesh has a slow axis on the machine. The result's `plan` has every choice; pass it to
+    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches chunks overlap steps",
+    "all", or a mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a
+    function; "steps" only where a mesh has a slow axis on the machine. The result's `plan` has every choice; pass it to
     `md.compile(step, plan=plan)`.
 
     A search of plans costs the plan `start` first and improves it, so that the result is at least as good.

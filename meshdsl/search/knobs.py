@@ -45,10 +45,17 @@ def _updates(plan: Plan) -> list[WeightUpdate]:
     return [WeightUpdate(), SHARDED, *grouped, WeightUpdate("sharded", regather=True)]
 
 
+def _chunks(plan: Plan) -> tuple[int, ...]:
+    """One block of layers a stage, or as many as an axis of stages, whose multiple the micro-batches are, can have."""
+    most = max((n for n in plan.mesh.axes.values() if n > 1 and not plan.microbatches % n), default=1)
+    return tuple(v for v in (1, 2, 4) if v <= most)
+
+
 TURNS = (
     Turn("weight_update", _updates, rare=lambda update: update.group is not None),
     Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload"), spends=True),
     Turn("microbatches", lambda plan: tuple(2**i for i in range(8)), spends=True),
+    Turn("chunks", _chunks, rare=lambda chunks: chunks > 1),
     Turn(
         "overlap",
         lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves"))),

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 from ..compile.plan import Plan
-from ..ir import walk
 from ..layouts import Layout
 from ..pipelines import bubble
 from ..updates.weight_update import WeightUpdate
@@ -68,7 +67,15 @@ class LocalSearch:
         while best is not None:
             before = best
             best = yield from self._turns(best)
-            for moves in (self.traded, self.layouts.near, self.resized, self.divided, self.staged, self.rare):
+            for moves in (
+                self.traded,
+                self.layouts.near,
+                self.resized,
+                self.divided,
+                self.staged,
+                self.interleaved,
+                self.rare,
+            ):
                 best = yield from self._improved(best, moves)
             if best is before:
                 return
@@ -106,17 +113,17 @@ class LocalSearch:
         """The plan with the layers of a loop in pipeline stages over an axis, or over a part of a divided one.
 
         Left out if the bubble makes it slower than the best plan even if nothing communicates. Stages store what
-        several micro-batches save, so they are tried with everything recomputed too.
+        several micro-batches save, so they are tried with everything recomputed too. Chunks are tried on a pipeline
+        that they may make the best plan.
         """
         knobs = {turn.knob: turn.candidates(best.plan) for turn in self.turns}
-        plain = self.variants.canonical(best.plan.replace(microbatches=1))
-        if self.objective != "seconds" or "microbatches" not in knobs or plain is None:
+        if self.objective != "seconds" or "microbatches" not in knobs:
             return
         remats = dict.fromkeys((best.plan.remat, *(remat for remat in knobs.get("remat", ()) if remat == "full")))
-        loops = [eqn.scan.dim for eqn, _ in walk(self.variants.problem(plain).graph) if eqn.scan is not None]
-        dims = [d for d in dict.fromkeys(loops) if self.space.request.dims is None or d.name in self.space.request.dims]
+        dims = self.space.request.dims
+        loops = [dim for dim in self.space.loops if dims is None or dim.name in dims]
         whole = [(best.plan, tuple(best.mesh.axes)), *divided(best.plan, self.space.meshes)]
-        for (plan, axes), dim, parts in itertools.product(whole, dims, knobs["microbatches"]):
+        for (plan, axes), dim, parts in itertools.product(whole, loops, knobs["microbatches"]):
             for axis in axes:
                 stages, rules = plan.mesh.axes[axis], plan.layout.rules
                 repeated = 1 if any(axis in cut for cut in rules.values()) else stages
@@ -127,8 +134,19 @@ class LocalSearch:
                     d: cut for d, cut in ((d, tuple(a for a in cut if a != axis)) for d, cut in rules.items()) if cut
                 }
                 layout = Layout({**others, dim.name: (axis,)}, overrides=plan.layout.overrides)
-                near = [plan.replace(layout=layout, microbatches=parts, remat=remat) for remat in remats]
-                yield from filter(self.space.keeps_request, near)
+                staged = plan.replace(layout=layout, microbatches=parts, chunks=1)
+                for near in filter(self.space.keeps_request, (staged.replace(remat=remat) for remat in remats)):
+                    yield near
+                    entry = self.costed.look(near)
+                    yield from () if entry is None else self.interleaved(entry)
+
+    def interleaved(self, best: Entry) -> Iterator[Plan]:
+        """A pipeline with chunks, where their shorter bubble alone could make it the best plan."""
+        for turn in self.turns:
+            for chunks in turn.candidates(best.plan) if (turn.knob, self.objective) == ("chunks", "seconds") else ():
+                shorter = self.space.shorter(best.plan, chunks)
+                if shorter < 1 and (1 - best.exposed) * best.seconds * shorter < self.costed.least():
+                    yield best.plan.replace(chunks=chunks)
 
     def rare(self, best: Entry) -> Iterator[Plan]:
         """The values of knobs that seldom help, without overlap plans; and those that save memory and cost time.
@@ -136,7 +154,7 @@ class LocalSearch:
         Recomputing can be faster than reading and writing, so the latter are tried even if the plan fits.
         """
         for turn in self.turns:
-            values = self.values(turn, best, rare=True) if turn.knob != "overlap" else ()
+            values = self.values(turn, best, rare=True) if turn.knob not in ("overlap", "chunks") else ()
             if turn.spends and best.fits:
                 known = list(turn.candidates(best.plan))
                 now = self._position(turn, known, best.plan)

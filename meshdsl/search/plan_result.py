@@ -117,7 +117,7 @@ def _half(run: PlanSearch, best: Entry) -> Half | None:
 def _fitting(run: PlanSearch, entry: Entry) -> Entry:
     """The plan with the knobs turned that save memory, in their order, until it fits."""
     for turn in run.turns:
-        for value in turn.candidates(entry.plan) if turn.knob != "overlap" else ():
+        for value in turn.candidates(entry.plan) if turn.knob not in ("overlap", "chunks") else ():
             near = None if entry.fits else run.costed.look(entry.plan.replace(**{turn.knob: value}))
             if near is not None and near.peak_bytes < entry.peak_bytes:
                 entry = near

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
+from ..dims import Dim
+from ..ir import walk
 from ..layouts import Mesh
+from ..pipelines import bubble
 from .evaluate import watts
 from .floor import floor, kernels
 from .knobs import Turn
@@ -53,6 +58,24 @@ class PlanSpace:
             and (r.several is not False or all(len(cut) <= 1 for cut in free))
         )
 
+    @cached_property
+    def loops(self) -> tuple[Dim, ...]:
+        """The dims of the step's loops that may be in stages, such as that of the layers."""
+        plain = self.variants.canonical(self.variants.base.replace(microbatches=1))
+        if plain is None:
+            return ()
+        graph = self.variants.problem(plain).graph
+        return tuple(dict.fromkeys(eqn.scan.dim for eqn, _ in walk(graph) if eqn.scan is not None))
+
+    def shorter(self, plan: Plan, chunks: int) -> float:
+        """The time of a pipeline with so many chunks over that of the plan, by their bubbles; infinite without one."""
+        for dim in self.loops if plan.microbatches > 1 else ():
+            stages = plan.mesh.count(plan.layout.axes(dim.name))
+            if 1 < chunks <= stages <= dim.size // chunks and not plan.microbatches % stages:
+                now, then = (bubble(stages, plan.microbatches, v) for v in (plan.chunks, chunks))
+                return (1 - now) / (1 - then)
+        return math.inf
+
     def _all(self, turn: Turn, plan: Plan) -> list[Any]:
         return list(dict.fromkeys([getattr(plan, turn.knob), *turn.candidates(plan)]))
 
@@ -60,7 +83,7 @@ class PlanSpace:
         """Number of plans: combinations of mesh and knobs, times the combinations of axes for the dims."""
         if not self._size:
             graph = self.variants.problem(self._base()).graph
-            r = self.request
+            r, knobs = self.request, Counter(plan.mesh for plan in self.combinations())
             for mesh in self.meshes:
                 each = space(
                     graph,
@@ -71,8 +94,7 @@ class PlanSpace:
                     several=r.several is not False,
                     orders=r.orders,
                 )
-                knobs = math.prod(len(self._all(turn, Plan(mesh))) for turn in self.turns)
-                self._size += each.size * knobs
+                self._size += each.size * knobs[mesh]
         return self._size
 
     def _base(self) -> Plan:

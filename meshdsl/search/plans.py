@@ -172,6 +172,7 @@ class PlanSearch:
         known = dict.fromkeys(filter(None, map(self.variants.canonical, self.space.combinations())))
         groups = [(plan, self.layouts.group(plan, plan.mesh).space) for plan in known]
         plans = [plan.replace(layout=space.layout(row)) for plan, space in groups for row in space.rows()]
+        plans = [plan for plan in plans if plan.chunks == 1 or self.space.shorter(plan, plan.chunks) == 1]
         if len(plans) > FEW:
             return
         for plan in plans:

@@ -90,7 +90,12 @@ class Variants:
         priced = self.priced and knobs.steps == "auto"
         machine = self.machine if knobs.needs_machine else options.machine
         compiled.options = dataclasses.replace(
-            options, weight_update=knobs.weight_update, overlap=knobs.overlap, steps=knobs.steps, machine=machine
+            options,
+            weight_update=knobs.weight_update,
+            overlap=knobs.overlap,
+            steps=knobs.steps,
+            chunks=knobs.chunks,
+            machine=machine,
         )
         stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(self.args)
         if priced:  # on a mesh; on one device, no axis is slow

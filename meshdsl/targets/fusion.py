@@ -267,4 +267,4 @@ class _Fusion:
 
 def takes_inside(eqn: Eqn) -> bool:
     """True if a kernel of this operation can compute its operands inside."""
-    return kind(eqn) is not Fuses.KERNEL
+    return kind(eqn) not in (Fuses.KERNEL, Fuses.UPDATE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
@@ -73,13 +74,16 @@ def test_chunks_move_each_weight_of_the_layers_once_a_step_and_its_gradient_back
     program = step.program(*work.specs())
     assert step.plan == plan
     over_stages = [record for record in program.collectives if record.axes == ("stages",)]
-    layers = [name for name in work.specs()[0] if name.startswith("layer/")]
-    assert Counter((r.kind, r.count) for r in over_stages if r.kind != "permute") == {
-        ("all_to_all", 1): 2 * len(layers)
-    }
-    assert {r.count for r in over_stages if r.kind == "permute"} == {
-        program.schedules[0].warm,
-        program.schedules[0].both,
+    layers = [spec for name, spec in work.specs()[0].items() if name.startswith("layer/")]
+    once = [record for record in over_stages if record.count == 1]
+    assert len(once) == 2 * 2 * len(layers)  # two messages each way: a stage has two blocks
+    weights = sum(math.prod(d.size for d in spec.dims) * spec.dtype.itemsize for spec in layers)
+    back = 2 if update == "sharded" else 1  # gradients that are shared out over the other axis
+    assert sum(record.wire_bytes for record in once) == weights // 4 + weights // 4 // back
+    warm, both = program.schedules[0].warm, program.schedules[0].both
+    assert Counter((r.kind, r.count) for r in over_stages if r.count > 1) == {
+        ("permute", warm): 2,
+        ("permute", both): 2,
     }
 
 
@@ -178,6 +182,21 @@ def test_a_pending_sum_passes_from_one_loop_into_the_next():
         return total
 
     program = md.compile(step, "r:4", "batch:r").program(md.spec("a:3 b:3 batch:8 io:4"))
+    assert [(str(record.op), record.count) for record in program.collectives] == [("all_reduce(sum) over r", 1)]
+
+
+def test_a_sum_in_rows_of_a_carry_is_reduced_once_after_all_loops():
+    def step(x: md.Tensor) -> md.Tensor:
+        def layer(total: md.Tensor, row: Any) -> Any:
+            new = md.take(total, row[1], "own") + md.sum(row[0], "batch")
+            return md.dynamic_update_slice(total, md.broadcast(new, "own:1 io:4"), "own", row[1]), None
+
+        def tick(total: md.Tensor, xs: md.Tensor) -> Any:
+            return md.scan(layer, total, (xs, md.iota("layer:3")), over="layer")[0], None
+
+        return md.scan(tick, md.broadcast(0.0, "own:3 io:4"), x, over="tick")[0]
+
+    program = md.compile(step, "r:4", "batch:r").program(md.spec("tick:5 layer:3 batch:8 io:4"))
     assert [(str(record.op), record.count) for record in program.collectives] == [("all_reduce(sum) over r", 1)]
 
 
@@ -293,6 +312,7 @@ def test_memory_has_the_ring_of_a_pipeline_once_and_no_transposes_of_its_stages(
     found = md.memory(program)
     (steady,) = [eqn for eqn in program.eqns if eqn.scan is not None and eqn.scan.dim.name == "steady"]
     rings = [v for v in steady.outs if "slot" in [d.name for d in v.dims]]
+    sums = [v for v in steady.outs if "layer_row" in [d.name for d in v.dims]]
     held = [tensor for tensor in found.by_tensor if tensor.name == "dynamic_update_slice"]
-    assert 0 < sum(tensor.bytes for tensor in held) <= sum(map(program.local_bytes, rings))
+    assert rings and 0 < sum(tensor.bytes for tensor in held) <= sum(map(program.local_bytes, [*rings, *sums]))
     assert all(tensor.name != "transpose" for tensor in found.by_tensor)

@@ -229,3 +229,18 @@ def test_local_search_takes_stages_where_the_network_is_slow(
     place: dict[str, Any] = {"mesh": "x:4", "dims": "batch layer", "machine": machine, "knobs": knobs}
     found = md.search(wide, **place, time_limit=None)
     assert (str(found.best.plan.layout), found.best.plan.microbatches) == (layout, microbatches)
+
+
+@pytest.mark.parametrize(("bandwidth", "few", "chunks"), [(350e9, 0, 2), (350e9, 300, 2), (2e9, 0, 1)])
+def test_search_interleaves_stages_where_the_weights_that_move_cost_less_than_the_bubble(
+    bandwidth: float, few: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(plans, "FEW", few)
+    machine = md.machine("h100:compiled")
+    levels = tuple(dataclasses.replace(level, bandwidth=bandwidth) for level in machine.network.levels)
+    machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels, tables=()))
+    deep = LM.replace(batch=32, length=512, layers=8, d_model=1024, d_head=128, d_ff=8192, vocab=64)
+    knobs: dict[str, Any] = {"remat": ["full"], "microbatches": [4], "chunks": None}
+    found = md.search(deep, mesh="x:4", layout="layer:x", dims="", machine=machine, knobs=knobs, time_limit=None)
+    tried = {entry.plan.chunks for entry in (found.best, *found.runners_up)}
+    assert found.best.plan.chunks == chunks and tried == {1, 2}  # 4 are more blocks than there are layers

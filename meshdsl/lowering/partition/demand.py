@@ -58,7 +58,7 @@ class Demand:
         return v in cut.deferred
 
     def deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
-        """The numbers of the scan's stacked results that would stay pending here if the loop left them pending."""
+        """The numbers of the scan's results that would stay pending here if the loop left them pending."""
         key = (loop, *[setting.layout.axes(d) for d in self.loop_dims(loop, scan)])
         if key not in self._deferred:
             self._deferred[key] = self._deferred_results(loop, scan, setting)
@@ -68,7 +68,7 @@ class Demand:
         inside = self._of_body(loop, scan)
         deferred: set[int] = set()
         for i, out in enumerate(loop.outs):
-            axes = inside._axes_of_result(i, setting) if i >= scan.carries else NONE
+            axes = inside._axes_of_result(i, setting)
             if axes and self.should_defer(out, {out: tuple(axes)}, setting):
                 deferred.add(i)
         return frozenset(deferred)

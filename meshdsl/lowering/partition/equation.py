@@ -118,6 +118,8 @@ def _is_linear_in(scope: Scope, eqn: Eqn, waiting: Sequence[Var]) -> bool:
     match op.linear:
         case Linear.JOINT | Linear.PADDED:
             return op in ADDITIONS or all(scope.is_zero(v) for v in complete)
+        case Linear.UPDATE:
+            return all(scope.is_zero(v) for v in complete if v in eqn.ins[:2])
         case Linear.BRANCHES:
             return all(scope.is_zero(v) for v in complete if v is not eqn.ins[0])
         case Linear.EACH | Linear.FIRST | Linear.RATIO | Linear.SECOND:

@@ -89,6 +89,8 @@ class PendingSums:
         """The number that all elements of an equation's result equal, if it is known."""
         if eqn.op is FULL:
             return eqn.params["value"]
+        if eqn.operation.linear is Linear.FIRST and eqn.ins[0] in self.zero:
+            return number(0, eqn.outs[0].dtype)
         if eqn.op not in (BROADCAST, CAST):
             return None
         value = 0 if eqn.ins[0] in self.zero else self.numbers.get(eqn.ins[0])
@@ -155,6 +157,8 @@ def _is_linear(eqn: Eqn, v: Var) -> bool:
             return eqn.ins[0] is v and v not in eqn.ins[1:]
         case Linear.SECOND:
             return eqn.ins[1] is v and eqn.ins[0] is not v
+        case Linear.UPDATE:
+            return v in eqn.ins[:2] and v not in eqn.ins[2:]
         case Linear.BRANCHES:
             return eqn.ins[0] is not v
         case Linear.WIDENING:

@@ -110,26 +110,28 @@ class ReductionCut:
             if v not in self.axes or body is None:
                 continue
             price = self.cost(v, self.axes[v])
-            if i >= body.carries:  # outside: as many bytes in fewer collectives, or added to others first
-                yield i, v, 1 if i in body.deferred else max(price - UNIT // 2, 1)
-                continue
-            start = graph.ins[body.consts + i]
-            adds_up = start in self.sums.zero or start in self.sums.arriving
-            yield i, v, max(price // max(body.trips, 1), 1) if adds_up else INFINITE
+            start = graph.ins[body.consts + i] if i < body.carries else None
+            if start is not None and start not in self.sums.zero and start not in self.sums.arriving:
+                yield i, v, INFINITE
+            elif i in body.deferred:
+                yield i, v, 1
+            else:  # outside, rows are as many bytes in fewer collectives
+                yield i, v, max(price - UNIT // 2 if start is None else price // max(body.trips, 1), 1)
 
     def _through(self, eqn: Eqn) -> tuple[Var, ...]:
         """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
         can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and self.sums.may_stay_pending(eqn, v)]
         if not can:
             return ()
-        if eqn.operation.linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES):
+        if eqn.operation.linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES, Linear.UPDATE):
             return tuple(can) if self._stay_together(eqn, can) else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
         return (chosen,) if self._stays_alone(eqn, chosen) else ()
 
     def _stay_together(self, eqn: Eqn, can: Sequence[Var]) -> bool:
         """True if an operation that adds or joins its operands may leave these pending, and the others complete."""
-        others = eqn.ins[1:] if eqn.operation.linear is Linear.BRANCHES else eqn.ins
+        linear = eqn.operation.linear
+        others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins[:2] if linear is Linear.UPDATE else eqn.ins
         rest = [v for v in others if v not in can and v not in self.sums.zero]
         if len({self.axes[v] for v in can}) > 1:
             return False
