@@ -66,6 +66,11 @@ GROUPS = {
     "slices": Group(
         "benchmarks.steps --slices", "{slices}.{steps}", {"stated": "{stated_mb:.1f}", "dcn": "{dcn_mb:.1f}"}
     ),
+    "pipelines": Group(
+        "benchmarks.pipelines --chunks",
+        "chunks.{chunks}",
+        {"predicted": "{predicted_ms:.1f}", "cycles": "{cycles:,}", "peak": "{peak_bytes:,}"},
+    ),  # with a Python that has the extra `aot`
     "updates": Group(
         "models.sharded_update --json",
         "{setting}",
