@@ -46,7 +46,21 @@ GROUPS = {
     "gshard": Group(
         "benchmarks.moe_family parameters steps",
         "{experts}.{layers}",
-        {"parameters": "{parameters:,}", "rate": "{steps_a_second:.2f}", "peak": "{peak_gigabytes:.1f}"},
+        {
+            "parameters": "{parameters:,}", "rate": "{steps_a_second:.2f}", "peak": "{peak_gigabytes:.1f}",
+            "weights": "{weights_gigabytes:.1f}", "activations": "{activations_gigabytes:.1f}",
+            "temporary": "{temporary_gigabytes:.1f}", "days": "{days:.1f}", "core_years": "{core_years:.1f}",
+        },
+    ),
+    "gshard_batch": Group(
+        "benchmarks.moe_family batch",
+        "{tokens_of}.{layers}",
+        {"rate": "{steps_a_second:.2f}", "of_peak": "{of_peak:.0%}", "peak": "{peak_gigabytes:.1f}"},
+    ),
+    "communication": Group(
+        "benchmarks.moe_family communication",
+        "{wraps}.{megabytes}",
+        {"all_reduce": "{all_reduce_growth:.1f}", "all_to_all": "{all_to_all_growth:.1f}"},
     ),
     "layer": Group(
         "benchmarks.moe_family breakdown",
@@ -56,7 +70,9 @@ GROUPS = {
     "mesh_tensorflow": Group(
         "benchmarks.mesh_tensorflow", "{table}.{d_ff}.{d_head}", {"billions": "{billions:.2f}"}
     ),
-    "dispatch": Group("benchmarks.paper_tables", "{operator}", {"growth": "{time_growth:.1f}"}),
+    "dispatch": Group(
+        "benchmarks.paper_tables", "{operator}", {"growth": "{time_growth:.1f}", "order": "{seconds_order:.2f}"}
+    ),
     "cores": Group("benchmarks.mesh_tensorflow", "section.{section}", {"share": "{peak_share:.0%}"}),
     "steps": Group(
         "benchmarks.steps",

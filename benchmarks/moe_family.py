@@ -1,11 +1,12 @@
 """GShard's family of models, analysed without hardware: python -m benchmarks.moe_family [--compile] [FIGURE ...]
 
 Prints JSON lines by figure. `parameters`: the seven models and the paper's Table 1. `scale`: time and memory that
-meshdsl takes to compile a train step. `steps`: predicted steps per second on TPU v3 cores, the measurements of Table 3,
-and memory. `breakdown`: the predicted forward pass of an encoder pair (a dense layer and a layer with experts), and
-Figure 8; with `wraps` false, the 32 x 32 torus (2,048 cores) has no wrap-around links. `--compile` adds `compiled`: the
-largest model compiled by the TPU compiler for 2,048 devices (`meshdsl[aot]`, takes minutes). Predictions were not
-fitted to these measurements.
+meshdsl takes to compile a train step. `steps`: predicted steps per second on TPU v3 cores, days and core-years, the
+measurements of Table 3, and memory by its use (Figure 7). `batch`: which batch the paper's 128 experts can have had.
+`communication`: Figure 9. `breakdown`: the predicted forward pass of an encoder pair (a dense layer and a layer with
+experts), and Figure 8; with `wraps` false, the 32 x 32 torus (2,048 cores) has no wrap-around links. `--compile` adds
+`compiled`: the largest model compiled by the TPU compiler for 2,048 devices (`meshdsl[aot]`, takes minutes).
+Predictions were not fitted to these measurements.
 
 The paper: D. Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020,
 arXiv:2006.16668. A device is a core of a TPU v3, and there are as many devices as experts.
@@ -26,6 +27,7 @@ from typing import Any
 import jax
 
 import meshdsl as md
+from meshdsl.cost.network import place
 from meshdsl.models.moe_transformer import FAMILY, preset
 
 LAYOUT = "batch:rows; group:rows; expert:rows"
@@ -35,6 +37,8 @@ BILLIONS = {
 }  # fmt: skip
 # Table 3: steps per second. Batches have 4 million tokens for 2,048 experts, 1 million for fewer (Table 1)
 STEPS = {(128, 12): 2.16, (512, 12): 3.28, (2048, 12): 2.15, (128, 36): 0.67, (512, 36): 1.05, (2048, 36): 0.72}
+DAYS = {(128, 12): 5.4, (512, 12): 3.5, (2048, 12): 1.4, (128, 36): 17.3, (512, 36): 11.0, (2048, 36): 4.0}
+CORE_YEARS = {(128, 12): 1.9, (512, 12): 4.9, (2048, 12): 7.5, (128, 36): 6.1, (512, 36): 15.5, (2048, 36): 22.4}
 SEQUENCES = {128: 8192, 512: 8192, 2048: 32768}  # sequences per batch, of 128 tokens
 # Figure 8 and section 5.3: growth of times from 128 to 2,048 experts
 FIGURE_8 = {"growth": 1.7, "all_to_all_growth": 3.75}
@@ -87,28 +91,94 @@ def scale() -> Iterator[dict[str, Any]]:
 
 
 def steps() -> Iterator[dict[str, Any]]:
-    """Predicted train steps; the deep models use rematerialisation, as in the paper."""
+    """Predicted train steps; the deep models use rematerialisation, and the deepest bfloat16, as in the paper."""
     seconds: dict[tuple[int, int], float] = {}
-    for (experts, layers), measured in STEPS.items():
-        workload = preset(experts, layers, batch=SEQUENCES[experts], remat=layers > 12)
-        report = compiled(workload, experts).cost(*workload.specs(), machine=MACHINE)
+    for experts, layers in FAMILY:
+        report = train_step(experts, layers, SEQUENCES[experts])
         seconds[experts, layers] = report.seconds
         low, high = report.interval
+        parts = report.memory.by_category
+        weights = parts["parameters"] + parts["optimizer state"]
+        measured = STEPS.get((experts, layers), math.nan)
+        trained = DAYS.get((experts, layers), math.nan) * measured * report.seconds  # days for as many steps
         yield {
             "experts": experts,
             "layers": layers,
             "tokens_on_a_device": SEQUENCES[experts] * 128 // experts,
             "steps_a_second": round(1 / report.seconds, 2),
             "interval": [round(1 / high, 2), round(1 / low, 2)],
-            "paper": measured,
-            "ratio": round(1 / report.seconds / measured, 2),
             "peak_gigabytes": round(report.peak_bytes / 1e9, 2),
+            "weights_gigabytes": round(weights / 1e9, 2),
+            "activations_gigabytes": round(parts["saved activations"] / 1e9, 2),
+            "temporary_gigabytes": round((report.peak_bytes - weights - parts["saved activations"]) / 1e9, 2),
             "fits": report.fits,
-        }
+        } | (
+            {
+                "paper": measured,
+                "ratio": round(1 / report.seconds / measured, 2),
+                "days": round(trained, 1),
+                "paper_days": DAYS[experts, layers],
+                "core_years": round(trained * experts / 365, 1),
+                "paper_core_years": CORE_YEARS[experts, layers],
+            }
+            if (experts, layers) in STEPS
+            else {}
+        )
     for layers in (12, 36):  # only these two have equally many tokens per device
         growth = seconds[2048, layers] / seconds[512, layers]
         paper = STEPS[512, layers] / STEPS[2048, layers]
         yield {"from": 512, "to": 2048, "layers": layers, "growth": round(growth, 2), "paper": round(paper, 2)}
+
+
+def train_step(experts: int, layers: int, sequences: int) -> md.Report:
+    """The report of a train step on one core for each expert."""
+    dtype = "bfloat16" if layers > 36 else "float32"  # section 4.2: bfloat16 activations for 60 layers alone
+    workload = preset(experts, layers, batch=sequences, remat=layers > 12, compute_dtype=dtype)
+    return compiled(workload, experts).cost(*workload.specs(), machine=MACHINE)
+
+
+def batch() -> Iterator[dict[str, Any]]:
+    """The models of 128 experts on batches of 1 million tokens of the source, or of source and target together.
+
+    `of_peak` is the share of the cores' peak that the products of a step would take at the paper's rate.
+    """
+    for layers, (sides, sequences) in itertools.product((12, 36), {"source": 8192, "both": 4096}.items()):
+        report, measured = train_step(128, layers, sequences), STEPS[128, layers]
+        products = sum(line.flops * line.trips for line in report.ledger.lines if line.matmul is not None)
+        yield {
+            "tokens_of": sides,
+            "layers": layers,
+            "sequences_on_a_core": sequences // 128,
+            "steps_a_second": round(1 / report.seconds, 2),
+            "paper": measured,
+            "of_peak": round(products * measured / md.machine(MACHINE).peak_of("float32"), 2),
+            "peak_gigabytes": round(report.peak_bytes / 1e9, 2),
+            "fits": report.fits,
+        }
+
+
+def communication() -> Iterator[dict[str, Any]]:
+    """Milliseconds of 8 and 32 MB on 16 to 2,048 cores, with the torus's wrap-around links and without."""
+    for wraps, megabytes in itertools.product((True, False), (8, 32)):
+        network = machine_with(wraps).network
+        times: dict[int, dict[str, float]] = {}
+        for n in (2**i for i in range(4, 12)):
+            placement = place(network, md.Mesh(f"d:{n}"))
+            sizes = {"all_reduce": 1, "all_to_all": n, "all_gather": n, "permute": 1}
+            times[n] = {k: 1e3 * placement.seconds(k, ["d"], megabytes * 1e6 * many) for k, many in sizes.items()}
+            rounded = {kind: round(each, 3) for kind, each in times[n].items()}
+            yield {"wraps": wraps, "megabytes": megabytes, "partitions": n, "milliseconds": rounded}
+        growth = {f"{kind}_growth": round(times[2048][kind] / times[16][kind], 2) for kind in times[16]}
+        yield {"wraps": wraps, "megabytes": megabytes, **growth, "paper": {"all_reduce": 1, "all_to_all": 9}}
+
+
+def machine_with(wraps: bool) -> md.Machine:
+    """The machine, with the wrap-around links of its torus or without."""
+    machine = md.machine(MACHINE)
+    if wraps:
+        return machine
+    levels = tuple(dataclasses.replace(level, wrap=0) for level in machine.network.levels)
+    return dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels))
 
 
 def part_of(line: Any) -> str:
@@ -159,15 +229,11 @@ def breakdown() -> Iterator[dict[str, Any]]:
 
 def encoder_pair(experts: int, dispatch: str, wraps: bool) -> list[Any]:
     """The cost of each line of one trip of the encoder's loop."""
-    machine = md.machine(MACHINE)
-    if not wraps:
-        levels = tuple(dataclasses.replace(level, wrap=0) for level in machine.network.levels)
-        machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels))
     workload = preset(experts, 12, dispatch=dispatch, remat=False)
     params, _, batch = workload.specs()
     loss = workload.loss(workload.config)
     report = compiled(workload, experts, lambda params, batch: loss(params, batch)[0]).cost(
-        params, batch, machine=machine
+        params, batch, machine=machine_with(wraps)
     )
     loops = itertools.groupby(report.timeline.costs, lambda cost: cost.line.trips)
     trips, costs = next((trips, list(costs)) for trips, costs in loops if trips > 1)
@@ -195,7 +261,10 @@ def through_the_compiler() -> Iterator[dict[str, Any]]:
         }
 
 
-FIGURES = {"scale": scale, "parameters": parameters, "steps": steps, "breakdown": breakdown}
+FIGURES = {
+    "scale": scale, "parameters": parameters, "steps": steps, "batch": batch, "communication": communication,
+    "breakdown": breakdown,
+}  # fmt: skip
 
 
 def main() -> None:
