@@ -62,6 +62,24 @@ def test_site_sidebar_is_short() -> None:
     assert len(entries(ROOT / "docs" / "index.md")) <= 15
 
 
+def words(page: Path) -> int:
+    return len(page.read_text(encoding="utf-8").split())
+
+
+GUIDES = sorted(
+    {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / f"{entry}.md" for entry in entries(ROOT / "docs/internals.md")}
+)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.stem)
+def test_guides_are_short(page: Path) -> None:
+    assert words(page) <= 1200
+
+
+def test_guides_and_reference_are_short() -> None:
+    assert sum(map(words, GUIDES)) <= 30_000
+
+
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 

@@ -7,6 +7,7 @@ because sums are added in another order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -20,7 +21,7 @@ from ..cost.machine import PACKAGED, Machine, users_folders
 from ..cost.report.files import write_text
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
-from ..errors.no_effect import NoEffectError, no_effect
+from ..errors.no_effect import NoEffectError, no_effect, reported, warn_dropped
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
@@ -162,35 +163,42 @@ class Plan:
         write_text(Path(path), self.to_toml())
 
     @staticmethod
-    def from_toml(text: str) -> Plan:
-        """The plan written as TOML; raises `LayoutError` for text that is not TOML, and for every unknown key."""
+    def from_toml(text: str, *, strict: bool = True) -> Plan:
+        """The plan written as TOML; raises `LayoutError` for text that is not TOML, and for every unknown key.
+
+        `strict` is that of `load`.
+        """
         try:
             document = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
             raise LayoutError(f"the plan is not TOML: {error}") from None
-        return Plan.from_dict(document)
+        return Plan.from_dict(document, strict=strict)
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Plan:
-        """The plan of these values, as `to_dict` returns them."""
+    def from_dict(values: Mapping[str, Any], *, strict: bool = True) -> Plan:
+        """The plan of these values, as `to_dict` returns them; `strict` is that of `load`."""
         known = {knob.name: knob for knob in KNOBS}
         unknown = [f"a plan has no key {name!r}; {nearest(name, known)}" for name in values if name not in known]
         if unknown:
             raise LayoutError("\n".join(unknown))
         if not values:
             raise LayoutError("a plan without a key chooses nothing\n  write at least mesh = 'rows:2' in it")
-        return Plan(**{name: known[name].read(value) for name, value in values.items()})
+        with contextlib.nullcontext() if strict else reported(warn_dropped):
+            return Plan(**{name: known[name].read(value) for name, value in values.items()})
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Plan:
-        """Read a plan from a TOML file; raises `LayoutError`, with the file's name, if it is missing or malformed."""
+    def load(path: str | os.PathLike[str], *, strict: bool = True) -> Plan:
+        """Read a plan from a TOML file; raises `LayoutError`, with the file's name, if it is missing or malformed.
+
+        With `strict=False`, what has no effect in the plan is dropped with a `md.NoEffectWarning`.
+        """
         try:
-            return Plan.from_toml(Path(path).read_text(encoding="utf-8"))
+            return Plan.from_toml(Path(path).read_text(encoding="utf-8"), strict=strict)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise LayoutError(f"the plan {os.fspath(path)} cannot be read: {reason}") from None
         except LayoutError as error:
-            raise LayoutError(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
+            raise type(error)(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
 
     def __str__(self) -> str:
         rare = ("chunks", "attention_kernel", "unroll", "steps", "machine")

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from . import LayoutError, MeshdslError, caller
 
-__all__ = ["NoEffectError", "NoEffectWarning", "no_effect", "reported"]
+__all__ = ["NoEffectError", "NoEffectWarning", "no_effect", "reported", "warn_dropped"]
 
 _REPORT: ContextVar[Callable[[str], object] | None] = ContextVar("report", default=None)
 
@@ -49,8 +49,13 @@ def no_effect(error: MeshdslError, strict: bool = True) -> None:
     elif strict:
         raise error
     else:
-        where = caller()
-        warnings.warn_explicit(f"{text}; it is dropped", NoEffectWarning, where.file, where.line)
+        warn_dropped(text)
+
+
+def warn_dropped(text: str) -> None:
+    """Warn, at the user's line, that what this text describes is dropped."""
+    where = caller()
+    warnings.warn_explicit(f"{text}; it is dropped", NoEffectWarning, where.file, where.line)
 
 
 @contextmanager

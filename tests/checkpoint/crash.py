@@ -22,9 +22,9 @@ import numpy as np
 
 from meshdsl.errors import CheckpointError
 from meshdsl.trace import tensor
+from meshdsl.train.checkpoint import Checkpoints
 from meshdsl.train.checkpoint.grid import Box
 from meshdsl.train.checkpoint.read import ReadRequest, open_step
-from meshdsl.train.checkpoint.store import Checkpoints
 
 SIZES = {"a": 30_000, "b": 7, "c": 1000}
 

@@ -12,6 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train import Keeping, train
+from tests.cli.running import here
 from tests.train.tiny import tiny
 
 DATA = (md.Mesh("all:2"), md.Layout("batch:all"))
@@ -73,6 +74,27 @@ def test_an_uncommitted_step_is_neither_listed_nor_in_the_way(tmp_path: Path):
             assert checkpoints.restore().step == 2
         with pytest.raises(md.ShapeError, match="w: is float"):
             checkpoints.restore(2, {"w": md.spec("io:5")})
+
+
+@pytest.mark.filterwarnings("ignore")  # of orbax about itself
+def test_a_step_at_a_url_is_exported(tmp_path: Path):
+    url, tree = f"file://{tmp_path}/run", {"params": {"w": md.full("io:3 hidden:2", 2.0)}, "state": md.full("", 1.0)}
+    with md.Checkpoints(url) as checkpoints:
+        checkpoints.save(7, tree, config={"lr": 0.1}, key=md.random.key(3))
+        checkpoints.wait()
+        assert checkpoints.verify(7) is None and checkpoints.latest() == 7
+        md.export_safetensors(checkpoints, 7, tmp_path / "w.safetensors", prefix="params/")
+        md.export_orbax(checkpoints, 7, tmp_path / "orbax")
+        with pytest.raises(md.CheckpointError, match="there is no step-00000008"):
+            md.export_safetensors(checkpoints, 8, tmp_path / "x.safetensors")
+    (path, w), *others = md.import_safetensors(tmp_path / "w.safetensors").items()
+    assert (path, w.dims, others) == ("w", tree["params"]["w"].dims, []) and (w.numpy() == 2.0).all()
+    assert sorted(md.import_orbax(tmp_path / "orbax")) == ["params/w", "state"]
+    run = here("export", url, str(tmp_path / "again.safetensors"), "--params-only")
+    assert (run.code, run.out) == (0, f"step 7 written to {tmp_path}/again.safetensors\n"), run
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
+    missing = here("export", url, str(tmp_path / "no.safetensors"), "--step", "8")
+    assert missing.code == 2 and f"{url} has no step 8\n  steps: 7" in missing.err, missing
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):

@@ -56,6 +56,18 @@ def test_values_are_built_without_them(kind, options):
 
 
 @pytest.mark.parametrize(
+    "line", ["machine = 'h100'", "weight_update = {regather = true}", "overlap = {memory_limit = 1e9}"]
+)
+def test_plans_are_read_without_them(line: str, tmp_path: Path):
+    (tmp_path / "plan.toml").write_text(f"mesh = 'rows:2'\n{line}\n")
+    with pytest.raises(md.NoEffectError, match=r"plan\.toml is wrong"):
+        md.Plan.load(tmp_path / "plan.toml")
+    with pytest.warns(md.NoEffectWarning, match="it is dropped") as caught:
+        assert md.Plan.load(tmp_path / "plan.toml", strict=False) == md.Plan("rows:2")
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
+
+
+@pytest.mark.parametrize(
     "options",
     [["--regather"], ["--weight-update", "sharded"], ["--overlap", "dw"], ["--forward", "--microbatches", "2"]],
     ids=" ".join,

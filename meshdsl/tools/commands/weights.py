@@ -52,9 +52,8 @@ def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
     from ...train import UsageError
     from ...train.checkpoint.arguments import is_url
 
-    directory = Path(text)
     try:
-        is_directory = is_url(text) or directory.is_dir()
+        is_directory = is_url(text) or Path(text).is_dir()
     except (OSError, ValueError) as error:
         raise UsageError(f"RUN cannot be read: {reason_of(error)}") from None
     if not is_directory:
@@ -63,7 +62,7 @@ def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
     step = checkpoints.latest() if step is None else step
     if step is None or step not in checkpoints.steps():
         saved = ", ".join(map(str, checkpoints.steps())) or "none"
-        raise UsageError(f"{directory} has no step {'' if step is None else step}\n  steps: {saved}")
+        raise UsageError(f"{text} has no step {'' if step is None else step}\n  steps: {saved}")
     return checkpoints, step
 
 

@@ -1,6 +1,6 @@
 """Checkpoints in meshdsl's own format: written by all processes, verified when read, restored onto any layout."""
 
+from .checkpoints import Checkpoints
 from .restore import Restored
-from .store import Checkpoints
 
 __all__ = ["Checkpoints", "Restored"]

@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,12 +23,13 @@ from ...dims import DimsLike
 from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
 from ...trace import Tensor, tensor
 from .arguments import check_no_url, check_step
+from .checkpoints import Checkpoints
 from .manifest import StoredTensor
-from .read import StepReader, open_step
-from .store import Checkpoints
+from .restore import Reader
 from .strict import items, keys, parse, show, text
 
-__all__ = ["export_orbax", "export_safetensors", "extra", "import_orbax", "import_safetensors", "nested"]
+__all__ = ["export_orbax", "export_safetensors", "extra", "import_orbax", "import_safetensors"]
+__all__ += ["library_errors", "nested"]
 
 _SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -71,7 +72,7 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *,
         if file.exists() and not file.is_file():
             raise SaveError(f"{file} exists and is not a regular file\n  give the path of a new file")
         draft = file.with_name(f"{file.name}.draft")
-        with _write_errors(file):
+        with library_errors(SaveError, f"{file} cannot be written"):
             try:
                 library.save_file(arrays, draft, metadata={_METADATA_KEY: metadata})
                 os.replace(draft, file)
@@ -98,13 +99,13 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
     """
     library = extra("safetensors", "safetensors")
 
-    def read() -> tuple[dict[str, np.ndarray], Any]:
-        with library.safe_open(str(file), framework="numpy") as opened:
-            metadata = (opened.metadata() or {}).get(_METADATA_KEY)
-            names = opened.keys()  # safe_open is not a mapping
-            return {name: opened.get_tensor(name) for name in names}, metadata
-
-    arrays, metadata = _read_errors(str(file), read)
+    with (
+        library_errors(CheckpointError, f"{file} cannot be read"),
+        library.safe_open(str(file), framework="numpy") as opened,
+    ):
+        metadata = (opened.metadata() or {}).get(_METADATA_KEY)
+        names = opened.keys()  # safe_open is not a mapping
+        arrays = {name: opened.get_tensor(name) for name in names}
     return _named(str(file), arrays, metadata, dims or {})
 
 
@@ -135,7 +136,7 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, 
         if path.exists() or not path.parent.is_dir():
             reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
             raise SaveError(f"{directory} {reason}\n  give the path of a new directory in an existing folder")
-        with _write_errors(path), library.StandardCheckpointer() as orbax:
+        with library_errors(SaveError, f"{path} cannot be written"), library.StandardCheckpointer() as orbax:
             orbax.save(path, tree, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
     except MeshdslError as error:
         raise at(error, caller()) from None
@@ -159,16 +160,12 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     """
     library = extra("orbax.checkpoint", "orbax")
 
-    def read() -> tuple[dict[str, np.ndarray], Any]:
-        check_no_url(directory)
-        path = Path(directory).absolute()
-        with library.StandardCheckpointer() as orbax:
-            leaves = jax.tree_util.tree_flatten_with_path(orbax.restore(path))[0]
-            metadata = (orbax.metadata(path).custom_metadata or {}).get(_METADATA_KEY)
-        by_path = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in leaves}
-        return by_path, metadata
-
-    arrays, metadata = _read_errors(str(directory), read)
+    check_no_url(directory)
+    path = Path(directory).absolute()
+    with library_errors(CheckpointError, f"{directory} cannot be read"), library.StandardCheckpointer() as orbax:
+        leaves = jax.tree_util.tree_flatten_with_path(orbax.restore(path))[0]
+        metadata = (orbax.metadata(path).custom_metadata or {}).get(_METADATA_KEY)
+    arrays = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in leaves}
     return _named(str(directory), arrays, metadata, dims or {})
 
 
@@ -186,30 +183,28 @@ def extra(module: str, extra: str, instead: str = "meshdsl's own format works wi
 
 
 @contextlib.contextmanager
-def _step(checkpoints: Any, step: Any) -> Iterator[StepReader]:
+def _step(checkpoints: Any, step: Any) -> Iterator[Reader]:
     """Opens a step of `checkpoints` for reading."""
     if not isinstance(checkpoints, Checkpoints):
         raise ShapeError(f"the first argument must be md.Checkpoints(directory), got {type(checkpoints).__name__}")
-    if checkpoints.in_store:
-        raise ShapeError(
-            f"{checkpoints.directory} has orbax checkpoints already\n  restore the step and save the tensors"
-        )
     check_step(step)
     checkpoints.wait()
-    with open_step(checkpoints.directory, step) as reader:
+    with checkpoints.store.open(step) as reader:
         yield reader
 
 
 @contextlib.contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    """Turns any exception of a library that writes to `path` into a `SaveError`."""
+def library_errors(kind: type[CheckpointError], failure: str) -> Iterator[None]:
+    """Turns any exception of another library, each of which raises its own, into an error of this kind."""
     try:
         yield
-    except Exception as error:  # each library raises its own exceptions
-        raise SaveError(f"{path} cannot be written: {type(error).__name__}: {str(error)[:300]}") from error
+    except MeshdslError:
+        raise
+    except Exception as error:
+        raise at(kind(f"{failure}: {type(error).__name__}: {str(error)[:300]}"), caller()) from error
 
 
-def _entries(reader: StepReader, prefix: str) -> dict[str, StoredTensor]:
+def _entries(reader: Reader, prefix: str) -> dict[str, StoredTensor]:
     """The tensors whose path starts with the prefix, by the rest of their paths."""
     stored = reader.manifest.tensors
     entries = {p.removeprefix(prefix): e for p, e in stored.items() if p.startswith(prefix) and p != prefix}
@@ -219,7 +214,7 @@ def _entries(reader: StepReader, prefix: str) -> dict[str, StoredTensor]:
     return entries
 
 
-def _metadata(reader: StepReader, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+def _metadata(reader: Reader, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
     header, entries = reader.manifest.header, _entries(reader, prefix)
     tensors = {path: [[d.name for d in entry.type.dims], _sha256(arrays[path])] for path, entry in entries.items()}
     return {"step": header.step, "config": header.config, "data": header.data, "key": header.key, "tensors": tensors}
@@ -241,15 +236,6 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
                 raise ShapeError(f"orbax cannot store both {path!r} and a tensor whose path is a prefix of it")
         inner[name] = values
     return tree
-
-
-def _read_errors(name: str, read: Callable[[], Any]) -> Any:
-    """Calls `read` and turns any exception into a `CheckpointError` about the file `name`."""
-    try:
-        return read()
-    except Exception as error:
-        problem = f"{name} cannot be read: {type(error).__name__}: {str(error)[:300]}"
-        raise at(CheckpointError(problem), caller()) from error
 
 
 def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dims) -> dict[str, Tensor]:

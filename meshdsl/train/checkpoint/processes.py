@@ -5,11 +5,15 @@ All processes must call the same functions in the same order, from their main th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-__all__ = ["all_processes", "count", "from_first", "index"]
+from ...errors import CheckpointError, SaveError
+
+__all__ = ["all_processes", "count", "from_first", "index", "on_first"]
 
 
 def index() -> int:
@@ -38,3 +42,18 @@ def all_processes(condition: bool) -> bool:
     if count() == 1:
         return condition
     return bool(np.all(multihost_utils.process_allgather(np.array([condition], np.uint8))))
+
+
+def on_first(failure: str, work: Callable[[], None]) -> None:
+    """Run `work` on process 0; if it fails, every process raises an error, a `SaveError` with the text `failure`."""
+    problem: Exception | None = None
+    if index() == 0:
+        try:
+            work()
+        except (OSError, CheckpointError) as error:
+            problem = error
+    if all_processes(problem is None):
+        return
+    if isinstance(problem, CheckpointError):
+        raise problem
+    raise SaveError(f"{failure}: {problem or 'see the error of process 0'}") from problem

@@ -1,11 +1,11 @@
-"""Restores a given step, or the newest step that every process can read."""
+"""What a store of steps does, and how `Checkpoints` restores a step, or the newest that every process can read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from ...trace import KEY_WORD, Tensor, spec_of, tensor, tree
 from . import processes
-from .device_put import device_put, targets
-from .directory import lost_newest, step_numbers, unfinished
-from .read import StepReader, open_step, step_name
+from .device_put import Destination, targets
+from .manifest import Manifest, StoredTensor
+from .read import step_name
 from .trees import check_fit, flat
 
-__all__ = ["Restored", "RestoreRequest", "restore_newest", "restore_step"]
+__all__ = ["Reader", "Restored", "RestoreRequest", "Store", "restore_newest", "restore_step"]
 
 
 @dataclass(frozen=True)
@@ -56,36 +56,97 @@ class RestoreRequest(NamedTuple):
     program: Program | None
 
 
-def restore_newest(directory: Path, request: RestoreRequest, report: Callable[[str], object]) -> Restored:
+class Reader(Protocol):
+    """An open step. `bytes_read` is the number of tensor bytes that this process has read so far."""
+
+    manifest: Manifest
+    bytes_read: int
+
+    def whole(self, entry: StoredTensor) -> np.ndarray:
+        """The whole tensor on the host; raises `CheckpointError` if it is corrupt."""
+        ...
+
+    def verify(self) -> None:
+        """Read every tensor; raises `CheckpointError` for the first corrupt one."""
+        ...
+
+
+class Store(Protocol):
+    """Where the steps of `Checkpoints` are. All processes make the same calls."""
+
+    directory: Any
+
+    def steps(self) -> list[int]:
+        """The saved steps, ascending."""
+        ...
+
+    def problems(self) -> list[str]:
+        """A line for each step that is lost or unfinished."""
+        ...
+
+    def open(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """A `Reader` of a step; raises `CheckpointError` if its description is missing or invalid."""
+        ...
+
+    def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
+        """The tensors of these paths on their devices; each process reads its own shards."""
+        ...
+
+    def claim(self) -> None:
+        """Become the writer; raises `SaveError` if that is impossible."""
+        ...
+
+    def is_writing(self) -> bool:
+        """True while this process writes a step in the background."""
+        ...
+
+    def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Start to write a step after `wait`; returns once the tensors are copied to the host."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until the step is stored and old steps are removed; raises `SaveError` if this failed."""
+        ...
+
+    def discard(self, after: int) -> None:
+        """Remove the steps after this one."""
+        ...
+
+    def close(self) -> None:
+        """Wait, and stop to be the writer."""
+        ...
+
+
+def restore_newest(store: Store, request: RestoreRequest, report: Callable[[str], object]) -> Restored:
     """Restores the newest valid step. Calls `report` with a line for each lost, unfinished or skipped step.
 
     Raises `CheckpointError`, with the reason for each step, if there is no valid step.
     """
-    if missing := lost_newest(directory):
-        report(f"{missing} was saved in {directory} and is missing now")
-    for name in unfinished(directory):
-        report(f"{name} in {directory} is an unfinished save")
+    for line in store.problems():
+        report(line)
     invalid: dict[int, str] = {}
     while True:
         # Listed again each time, because a running writer may have removed a step and saved a newer one.
-        newest = max((s for s in step_numbers(directory) if s not in invalid), default=-1)
+        newest = max((s for s in store.steps() if s not in invalid), default=-1)
         step = int(processes.from_first(str(newest).encode("ascii"), 20))
         if step < 0:
-            raise CheckpointError("\n  ".join([f"there is no valid checkpoint in {directory}", *invalid.values()]))
+            raise CheckpointError(
+                "\n  ".join([f"there is no valid checkpoint in {store.directory}", *invalid.values()])
+            )
         try:
-            return restore_step(directory, step, request)
+            return restore_step(store, step, request)
         except CheckpointError as error:
             invalid[step] = str(error.args[0])
-            report(f"skipped {step_name(step)} in {directory}: {error.args[0]}")
+            report(f"skipped {step_name(step)} in {store.directory}: {error.args[0]}")
 
 
-def restore_step(directory: Path, step: int, request: RestoreRequest) -> Restored:
+def restore_step(store: Store, step: int, request: RestoreRequest) -> Restored:
     """Restores a step; raises `CheckpointError` in all processes if one of them cannot read its part."""
     restored: Restored | None = None
     problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; see its error")
     try:
-        with open_step(directory, step) as reader:
-            restored = _read(reader, request)
+        with store.open(step) as reader:
+            restored = _read(store, reader, request)
     except CheckpointError as error:
         problem = error
     if not processes.all_processes(restored is not None) or restored is None:
@@ -93,13 +154,12 @@ def restore_step(directory: Path, step: int, request: RestoreRequest) -> Restore
     return restored
 
 
-def _read(reader: StepReader, request: RestoreRequest) -> Restored:
+def _read(store: Store, reader: Reader, request: RestoreRequest) -> Restored:
     stored, header = reader.manifest, reader.manifest.header
     like = {path: entry.type for path, entry in stored.tensors.items()} if request.like is None else request.like
     leaves = flat(like)
     check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
-    targets_by_path = targets(leaves, request.mesh, request.layout, request.program)
-    restored = [device_put(reader, stored.tensors[path], target) for path, target in targets_by_path.items()]
+    restored = store.place(reader, targets(leaves, request.mesh, request.layout, request.program))
     key = None if header.key is None else tensor(np.array(header.key, np.uint32), (KEY_WORD,))
     restored_tree = tree.tree_unflatten(tree.tree_structure(like), restored)
     return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read)

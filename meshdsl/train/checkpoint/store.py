@@ -1,98 +1,51 @@
-"""`Checkpoints`: a directory of saved steps, written in the background and restored onto any mesh and layout."""
+"""Steps in a directory, in meshdsl's own format: written by a thread, under a lock, and published last."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
-from ...layouts import Layout, MeshLike
-from ...lowering import Program
+from ...errors import CheckpointError, SaveError
 from ...trace import Tensor
 from . import lock, processes
-from .arguments import check_options, check_step, is_url, parse_target, warn
-from .directory import clean, is_good, links, note_newest, remove_step, set_aside, step_numbers
+from .device_put import Destination, device_put
+from .directory import clean, is_good, links, lost_newest, note_newest, remove_step, set_aside, step_numbers, unfinished
 from .files import open_root, remove_tree
-from .read import open_step, step_name
-from .restore import Restored, RestoreRequest, restore_newest, restore_step
-from .trees import checked_state
+from .read import StepReader, open_step, step_name
 from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
 
-__all__ = ["Checkpoints"]
+__all__ = ["DirectoryStore"]
 
 
-class Checkpoints:
-    """The checkpoints of a run in a directory; only the newest `keep` steps are kept (None: all).
-
-    >>> import tempfile
-    >>> import meshdsl as md
-    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
-    ...     _ = checkpoints.save(7, {"w": md.tensor([1.0, 2.0, 3.0], "io")}, data={"batch": 7})
-    ...     restored = checkpoints.restore(like={"w": md.spec("io:3")}, mesh=md.Mesh("a:1"), layout=md.Layout("io:a"))
-    >>> restored.step, restored.data, restored.tree["w"]
-    (7, {'batch': 7}, tensor(float32[io=3], [1. 2. 3.]))
-
-    The first `save` creates and locks the directory; until `close`, this program is its only writer (`SaveError` if
-    there is another one). `take_over=True` replaces the lock of a writer on another machine whose heartbeat has
-    stopped, and waits up to a minute to know. In a program of several processes, all processes must make the same
-    calls and share one file system. `report` receives a line about every skipped step; the default issues a warning.
-    `seconds` is the time a process waits for the other processes' parts.
-
-    A URL (`gs://bucket/run`, `file:///tmp/run`) is written and read by Orbax (`pip install meshdsl[orbax]`), which
-    commits a step last; there is no lock, and dims are restored in the order in which they were saved.
-    """
-
-    in_store = False  # True: written by Orbax at a URL
-
-    def __new__(cls, directory: str | Path, *args: Any, **kwargs: Any) -> Checkpoints:
-        if cls is Checkpoints and is_url(directory):
-            store = importlib.import_module(f"{__package__}.object_store")  # a subclass, which imports this module
-            return object.__new__(store.StoreCheckpoints)
-        return super().__new__(cls)
+class DirectoryStore:
+    """The `Store` of a directory; see `Checkpoints` for its options."""
 
     def __init__(
         self,
-        directory: str | Path,
-        keep: int | None = 3,
-        *,
-        chunk_bytes: int = 4 << 20,
-        take_over: bool = False,
-        report: Callable[[str], object] | None = None,
-        seconds: float = 600.0,
+        directory: Path,
+        keep: int | None,
+        chunk_bytes: int,
+        take_over: bool,
+        report: Callable[[str], object],
+        seconds: float,
     ):
-        try:
-            check_options(directory, keep, chunk_bytes, report, seconds)
-            if Path(directory).is_file():
-                raise SaveError(f"directory is the file {directory}; checkpoints are stored in a directory")
-        except (ShapeError, SaveError) as error:
-            raise at(error, caller()) from None
-        self.directory, self.keep = Path(directory), keep
-        self.chunk_bytes, self.take_over, self.seconds = chunk_bytes, take_over, seconds
-        self.report = report or warn
+        if directory.is_file():
+            raise SaveError(f"directory is the file {directory}; checkpoints are stored in a directory")
+        self.directory, self.keep = directory, keep
+        self.chunk_bytes, self.take_over, self.report, self.seconds = chunk_bytes, take_over, report, seconds
         self._owner = secrets.token_hex(8)
         self._lock: lock.Held | None = None
         self._reported: set[str] = set()  # links
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Wait for the last save and release the lock. Raises `SaveError` if that save failed."""
         atexit.unregister(self.close)
         try:
             self.wait()
@@ -105,7 +58,6 @@ class Checkpoints:
                 self._lock = None
 
     def wait(self) -> None:
-        """Wait until the last save is on disk. Raises `SaveError` if it failed."""
         pending = self._writing
         if pending is None:
             return
@@ -116,69 +68,33 @@ class Checkpoints:
                 self._writing = None
 
     def steps(self) -> list[int]:
-        """The steps in the directory, ascending."""
         return step_numbers(self.directory)
 
-    def latest(self) -> int | None:
-        """The newest step with a valid manifest, or None. Its chunks are not checked."""
-        self.wait()
-        for step in reversed(self.steps()):
-            with contextlib.suppress(CheckpointError), open_step(self.directory, step):
-                return step
-        return None
+    def problems(self) -> list[str]:
+        missing = lost_newest(self.directory)
+        lost = [f"{missing} was saved in {self.directory} and is missing now"] if missing else []
+        return lost + [f"{name} in {self.directory} is an unfinished save" for name in unfinished(self.directory)]
 
-    def verify(self, step: int) -> None:
-        """Read and check a whole step. Raises `CheckpointError` naming file and key if it is corrupt."""
-        self.wait()
-        try:
-            check_step(step)
-            with open_step(self.directory, step) as reader:
-                reader.verify()
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+    def open(self, step: int) -> contextlib.AbstractContextManager[StepReader]:
+        return open_step(self.directory, step)
+
+    def place(self, reader: StepReader, places: Mapping[str, Destination]) -> list[Tensor]:
+        return [device_put(reader, reader.manifest.tensors[path], place) for path, place in places.items()]
 
     def claim(self) -> None:
-        """Create and lock the directory now instead of at the first save.
+        processes.on_first(f"{self.directory} cannot be written", self._become_writer)
 
-        Raises `SaveError` if there is another writer, or if the directory cannot be written.
-        """
+    def is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
+    def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        plans = plan(tensors, self.chunk_bytes)
+        folder, save = self._begin(step)
         try:
-            self._on_first(f"{self.directory} cannot be written", self._become_writer)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
-
-    def save(
-        self,
-        step: int,
-        tree: Any,
-        *,
-        config: Any = None,
-        data: Any = None,
-        key: Tensor | None = None,
-        wait: bool = True,
-    ) -> bool:
-        """Save a pytree of tensors and numbers as a step; returns True once it is copied to the host.
-
-        A thread writes the files in the background. `config` and `data` (the position in the data) are JSON values;
-        `key` is a random key. If an earlier save is still being written, this call waits for it; with `wait=False`,
-        this save is skipped and the result is False. Raises `SaveError` if the earlier save failed, if another writer
-        holds the lock, or if this step or a later one exists; raises `ShapeError` for values that cannot be stored.
-        """
-        try:
-            check_step(step)
-            fields, tensors = checked_state(tree, config, data, key)
-            if not wait and not processes.all_processes(self._writing is None or self._writing.done()):
-                return False
-            self.wait()
-            plans = plan(tensors, self.chunk_bytes)
-            folder, save = self._begin(step)
-            try:
-                snapshots = snapshot(plans, tensors)
-            except BaseException:
-                mark_failed(folder, processes.index())
-                raise
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+            snapshots = snapshot(plans, tensors)
+        except BaseException:
+            mark_failed(folder, processes.index())
+            raise
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "meshdsl-checkpoint")
             atexit.register(self.close)  # reports a failed save even without close()
@@ -186,7 +102,22 @@ class Checkpoints:
         self._writing = self._thread.submit(
             self._write, folder, {"step": step, "save": save, **fields}, plans, snapshots, *process_info
         )
-        return True
+
+    def discard(self, after: int) -> None:
+        def discard() -> None:
+            self._become_writer()
+            existing, linked = self.steps(), links(self.directory)
+            if refused := [step_name(s) for s in existing if s > after and step_name(s) in linked]:
+                raise SaveError(
+                    f"steps after {after} were not discarded: {refused[0]} in {self.directory} is a link\n"
+                    "  remove the link first; what it points to is never removed"
+                )
+            note_newest(self.directory, max((step for step in existing if step <= after), default=None))
+            for step in existing:
+                if step > after:
+                    remove_step(self.directory, step, self._owner)
+
+        processes.on_first(f"steps after {after} were not discarded", discard)
 
     def _begin(self, step: int) -> tuple[Path, str]:
         """The directory to write to, and the id of the save, which process 0 creates for all processes."""
@@ -198,22 +129,8 @@ class Checkpoints:
             self._make_room(step)
             folder.mkdir()
 
-        self._on_first(f"{step_name(step)} was not saved", begin)
+        processes.on_first(f"{step_name(step)} was not saved", begin)
         return folder, save
-
-    def _on_first(self, failure: str, work: Callable[[], None]) -> None:
-        """Run `work` on process 0; if it fails, every process raises an error."""
-        problem: Exception | None = None
-        if processes.index() == 0:
-            try:
-                work()
-            except (OSError, CheckpointError) as error:
-                problem = error
-        if processes.all_processes(problem is None):
-            return
-        if isinstance(problem, CheckpointError):
-            raise problem
-        raise SaveError(f"{failure}: {problem or 'see the error of process 0'}") from problem
 
     def _become_writer(self) -> None:
         if self._lock is not None:
@@ -293,58 +210,3 @@ class Checkpoints:
             note_newest(self.directory, step)
         except (OSError, CheckpointError) as error:
             raise SaveError(f"{step_name(step)} was saved, but old steps were not removed: {error}") from error
-
-    def discard(self, after: int) -> None:
-        """Remove the steps after this one, to continue from it. No other program may write to the directory.
-
-        Raises `ShapeError` if `after` is not a step, and `SaveError` if steps cannot be removed.
-        """
-        self.wait()
-
-        def discard() -> None:
-            self._become_writer()
-            existing, linked = self.steps(), links(self.directory)
-            if refused := [step_name(s) for s in existing if s > after and step_name(s) in linked]:
-                raise SaveError(
-                    f"steps after {after} were not discarded: {refused[0]} in {self.directory} is a link\n"
-                    "  remove the link first; what it points to is never removed"
-                )
-            note_newest(self.directory, max((step for step in existing if step <= after), default=None))
-            for step in existing:
-                if step > after:
-                    remove_step(self.directory, step, self._owner)
-
-        try:
-            check_step(after)
-            self._on_first(f"steps after {after} were not discarded", discard)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
-
-    def restore(
-        self,
-        step: int | None = None,
-        like: Any = None,
-        *,
-        mesh: MeshLike | None = None,
-        layout: Layout | str | dict[str, Any] | None = None,
-        program: Program | None = None,
-    ) -> Restored:
-        """Restore a step, by default the newest valid one; skipped steps are reported by name.
-
-        `like` is a pytree of specs or tensors. Dims are matched by name, in any order. Only tensors in `like` are read
-        (None: all, as a dict by path). With a `program`, each tensor gets the sharding of the program's input of the
-        same path; with a mesh and a layout, that of the layout; otherwise that of the tensor in `like`, or one device
-        for a spec. Each process reads and checks only the shards of its devices. Raises `CheckpointError` if the step,
-        or every step, is corrupt, `ShapeError` if `like` does not match the stored tensors, and `LayoutError` for an
-        illegal layout.
-        """
-        self.wait()
-        try:
-            if step is not None:
-                check_step(step)
-            request = RestoreRequest(like, *parse_target(mesh, layout, program))
-            if step is not None:
-                return restore_step(self.directory, step, request)
-            return restore_newest(self.directory, request, self.report)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
