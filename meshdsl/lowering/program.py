@@ -93,7 +93,16 @@ class Program(Graph):
         return f"{record.size}  {record.cause}"
 
     def ticks(self, eqn: Eqn) -> str:
-        """The ticks that an equation runs, if it is a loop of a pipeline; "" otherwise."""
+        """The ticks that an equation runs, if it is a loop of a pipeline; "" otherwise.
+
+        >>> import meshdsl as md
+        >>> from meshdsl.models.llama import llama
+        >>> small = llama.replace(batch=4, length=8, vocab=32, layers=2, d_model=16, d_ff=32, query_heads=2, heads=1)
+        >>> step = md.compile(small.train_step(), "stages:2", "layer:stages", microbatches=2)
+        >>> program = step.program(*small.specs())
+        >>> [program.ticks(eqn) for eqn in program.eqns if program.ticks(eqn)]
+        ['tick 0: forward', 'ticks 1 to 2: forward and backward', 'tick 3: backward']
+        """
         if eqn.scan is None:
             return ""
         return next(filter(None, (each.ticks_of(eqn.scan.dim.name) for each in self.schedules)), "")

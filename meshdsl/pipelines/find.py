@@ -104,25 +104,48 @@ def find(eqn: Eqn, mesh: Mesh, layout: Layout, chunks: int = 1) -> Loop | None:
 
 
 def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
-    """The forward and backward loops over layers that are mapped to stages.
+    """The forward and backward loops over layers that are mapped to stages."""
+    weights = _weights(loop)
+    for forward in _scans(loop):
+        here = loop_of(forward)
+        in_stages = mesh.count(layout.axes(here.dim.name)) > 1
+        if in_stages and not forward.backward and not weights.isdisjoint(here.inputs(forward.ins)[2]):
+            backward = _backward_of(forward, loop)
+            if backward is not None:
+                yield forward, backward
 
-    Layers have weights: one of the forward loop's stacks is computed from operands that no micro-batch changes. A loop
-    over positions, as of a recurrent network, has none.
+
+def _scans(loop: Scan) -> list[Eqn]:
+    return [eqn for eqn in loop.body.eqns if isinstance(eqn.control, Scan)]
+
+
+def _weights(loop: Scan) -> set[Var]:
+    """The numbers that are computed from operands that no micro-batch changes.
+
+    Layers have such stacks. A loop over positions, as of a recurrent network, has none.
     """
     consts, _, rows = loop.inputs(loop.body.ins)
-    weights, changing = set(consts), set(rows)
-    for eqn in loop.body.eqns:
-        weights |= set() if weights.isdisjoint(eqn.ins) else set(eqn.outs)
-        changing |= set() if changing.isdisjoint(eqn.ins) else set(eqn.outs)
-    scans = [(eqn, eqn.control) for eqn in loop.body.eqns if isinstance(eqn.control, Scan)]
-    for forward, here in scans:
-        stacks = [v for v in here.inputs(forward.ins)[2] if v in weights and v not in changing and v.dtype.kind in "fV"]
-        if forward.backward or not stacks or mesh.count(layout.axes(here.dim.name)) < 2:
-            continue
-        after = [e for e, scan in scans if scan.dim == here.dim and scan.reverse != here.reverse and e.backward]
-        reading = [e for e in after if not set(e.ins).isdisjoint(forward.outs)] or after
-        if reading:
-            yield forward, reading[0]
+    return {v for v in _computed_from(loop.body, consts) - _computed_from(loop.body, rows) if v.dtype.kind in "fV"}
+
+
+def _computed_from(body: Graph, given: Sequence[Var]) -> set[Var]:
+    """These values, and all that depend on one of them."""
+    found = set(given)
+    for eqn in body.eqns:
+        found |= set() if found.isdisjoint(eqn.ins) else set(eqn.outs)
+    return found
+
+
+def _backward_of(forward: Eqn, loop: Scan) -> Eqn | None:
+    """The backward loop over the same layers in reverse: one that reads the forward loop's results, if there is one."""
+    here = loop_of(forward)
+    after = [
+        eqn
+        for eqn in _scans(loop)
+        if eqn.backward and loop_of(eqn).dim == here.dim and loop_of(eqn).reverse != here.reverse
+    ]
+    reading = [eqn for eqn in after if not set(eqn.ins).isdisjoint(forward.outs)]
+    return next(iter(reading or after), None)
 
 
 def _leaves(loop: Scan, i: int) -> list[Var]:
@@ -147,26 +170,44 @@ def _leaves(loop: Scan, i: int) -> list[Var]:
 
 def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int, chunks: int) -> None:
     """Raise `LayoutError` for a loop over micro-batches that cannot run as a pipeline."""
-    loop = loop_of(eqn)
-    forward, backward = pairs[0]
+    forward, _ = pairs[0]
     dim = loop_of(forward).dim
     if stages > dim.size:
         raise _refused(forward, dim, f"the layout makes {stages} stages of {dim.size} layers; a stage has at least one")
     if chunks > 1:
         _check_chunks(forward, dim, eqn.trips, stages, chunks)
-    same = [e for e in loop.body.eqns if isinstance(e.control, Scan) and e.control.dim == dim]
+    _check_layers(loop_of(eqn), pairs)
+    _check_bubbles(loop_of(eqn), forward)
+    _check_sums(eqn, dim)
+
+
+def _check_layers(loop: Scan, pairs: Sequence[tuple[Eqn, Eqn]]) -> None:
+    """There is one stack of layers in stages, from the first to the last."""
+    forward, _ = pairs[0]
+    dim = loop_of(forward).dim
+    same = [eqn for eqn in _scans(loop) if loop_of(eqn).dim == dim]
     if len(pairs) > 1 or len(same) > 2:
-        other = next(e for pair in [*pairs, same] for e in pair if e not in (forward, backward))
+        other = next(eqn for pair in [*pairs, same] for eqn in pair if eqn not in pairs[0])
         raise _refused(other, dim, "a step has one stack of layers in stages, and here is a second one")
     if loop_of(forward).reverse:
         raise _refused(forward, dim, "its layers run from the last to the first")
-    if len(loop.body.outs) > loop.carries:
-        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them")
+
+
+def _check_bubbles(loop: Scan, forward: Eqn) -> None:
+    """Nothing has an effect in the ticks that compute nothing of use, or leaves the device."""
+    dim = loop_of(forward).dim
     if any(e.op is OFFLOAD for e, _ in walk(loop.body)):
         raise _refused(forward, dim, "it stores values in the host's memory, and the ring of a stage is on the device")
     printing = next((e for e in loop.body.eqns if acts(e)), None)
     if printing is not None:
         raise _refused(printing, dim, f"{printing.op} would run in the ticks that compute nothing too")
+
+
+def _check_sums(eqn: Eqn, dim: Dim) -> None:
+    """Only sums leave the loop over micro-batches."""
+    loop = loop_of(eqn)
+    if len(loop.body.outs) > loop.carries:
+        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them")
     for i in range(loop.carries):
         if running_sum(loop.body, loop.body.ins[loop.consts + i], loop.body.outs[i]) is None:
             raise _refused(eqn, dim, "a micro-batch reads what another one computed, and they run at the same time")

@@ -108,7 +108,9 @@ def test_the_picture_the_text_and_the_timeline_of_a_program_name_its_ticks():
     loops = ["ticks 0 to 2: forward", "ticks 3 to 10: forward and backward", "ticks 11 to 13: backward"]
     assert [line.rpartition("  ")[2] for line in str(program).splitlines() if "  tick" in line] == loops
     events = compiled.cost(*SMALL.specs()).timeline.events
+    assert [event.ticks for event in events if event.ticks] == loops
     assert [event.name for event in events if event.name in loops] == loops
+    assert all(event.step.trips == n for event, n in zip([e for e in events if e.ticks], (3, 8, 3), strict=True))
     drawn = [
         "".join(each.itertext()) for each in ET.fromstring(md.show(program).svg).iter() if each.tag.endswith("text")
     ]
