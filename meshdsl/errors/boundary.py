@@ -98,21 +98,21 @@ def _wrapped(function: Callable[..., Any], name: str, fields: Iterable[str] = ()
     signature = inspect.signature(function)
     stores = name in _STORES or name.startswith(_STORING_MODULES)
     flags = [p.name for p in signature.parameters.values() if p.annotation == "bool"]
+    contradictions = functools.partial(_contradictions, function, signature, name)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
-        contradictions = functools.partial(_contradictions, function, signature, name, args, kwargs)
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            wrong = contradictions() if _misread(error) and not _from_the_user(error) else None
+            wrong = contradictions(args, kwargs) if _misread(error) and not _from_the_user(error) else None
             explained = wrong or _explained(error, name, values)
             if explained is None:
                 raise
             raise _at_caller(explained) from None
         misfit = stores or any(flag in kwargs and not fits(kwargs[flag], bool) for flag in flags)
-        if misfit and (wrong := contradictions()) is not None:
+        if misfit and (wrong := contradictions(args, kwargs)) is not None:
             raise _at_caller(wrong)
         for field in fields:
             object.__setattr__(args[0], field, guarded(getattr(args[0], field), f"{name}.{field}"))

@@ -196,7 +196,7 @@ def _placed(given: MeshLike | None) -> tuple[Sequence[Any] | None, Sequence[int]
     """The devices of a mesh and their order, and the types of its axes if it is JAX's and some are Explicit."""
     if isinstance(given, Mesh):
         return given.devices, given.device_order, given.axis_types
-    if not isinstance(given, JaxMesh):
+    if given is None or isinstance(given, str | Mapping):
         return None, None, None
     import jax
 
@@ -229,10 +229,10 @@ def _parse(axes: MeshLike | None) -> dict[str, int]:
         return {}
     if isinstance(axes, Mesh):
         return axes.axes
-    if isinstance(axes, JaxMesh):
-        return dict(axes.shape)
     if isinstance(axes, Mapping):
         return dict(axes)
+    if not isinstance(axes, str):
+        return dict(axes.shape)
     parsed: dict[str, int] = {}
     for word in re.split(r"[\s,;]+", axes.strip()):
         if not word:

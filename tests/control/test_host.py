@@ -54,7 +54,7 @@ def test_offload_sends_and_computes_the_same_as_full(layout: str) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 8])  # 8: parts of one sequence, which no layout splits
+@pytest.mark.parametrize("microbatches", [1, 8])  # 8: parts of one sequence, which no layout splits
 def test_offload_in_a_run_equals_full_bitwise(microbatches: int) -> None:
     mesh, rules = TINY.layouts["data_model"]
     plan = md.Plan(mesh, rules, microbatches=microbatches)

@@ -99,9 +99,9 @@ def test_local_accepts_functions_that_do_the_same_on_a_block_of_one_element(name
     np.testing.assert_allclose(md.simulate(program, x)[0], f(x.array), rtol=1e-10)
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(2))
 def test_drawn_functions_obey_the_law(block: int) -> None:
-    outcomes = [(seed, law(draw(random.Random(seed)), seed)) for seed in range(30 * block, 30 * block + 30)]
+    outcomes = [(seed, law(draw(random.Random(seed)), seed)) for seed in range(20 * block, 20 * block + 20)]
     assert not [(seed, outcome.wrong) for seed, outcome in outcomes if outcome is not None and outcome.wrong]
     assert any(outcome is not None and outcome.accepted for _, outcome in outcomes)
     assert any(outcome is not None and outcome.refused for _, outcome in outcomes)

@@ -77,7 +77,7 @@ def test_floats(dtype: str) -> None:
 @pytest.mark.usefixtures("optimized")
 def test_truncated_normal() -> None:
     jax.clear_caches()  # scalars are computed on the way, which other tests compile without optimizations
-    for dtype in FLOATS:
+    for dtype in ("float32", "bfloat16"):
         wanted = jax.random.truncated_normal(THEIRS, -0.7, 1.3, (1013,), dtype)
         same(md.random.truncated_normal(KEY, -0.7, 1.3, "a:1013", dtype), wanted)
 

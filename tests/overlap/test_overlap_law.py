@@ -30,7 +30,7 @@ from tests.lowering.maker import Draw
 from tests.lowering.programs import draw, same_bits
 
 MACHINE = md.machine("a100-p4de:compiled")
-PROGRAMS, BLOCKS = 80, 2
+PROGRAMS, BLOCKS = 40, 2
 
 
 def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:

@@ -23,13 +23,6 @@ def losses(workload: md.Workload, layout: str | None, **options: Any) -> list[fl
     return [record["loss"] for record in records if "loss" in record]
 
 
-def test_train_language_model_is_equal_sharded_and_unsharded():
-    one = losses(LM, None)
-    assert one[0] == pytest.approx(math.log(256), rel=0.15)
-    assert one[-1] < one[0]
-    assert losses(LM, "sequence") == pytest.approx(one, rel=2e-6)
-
-
 def test_train_passes_a_new_key_each_step():
     def loss(config: Any) -> Callable[..., md.Tensor]:
         dim = md.Dim("batch", config.batch)
