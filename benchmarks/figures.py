@@ -87,6 +87,14 @@ GROUPS = {
         "chunks.{chunks}",
         {"predicted": "{predicted_ms:.1f}", "cycles": "{cycles:,}", "peak": "{peak_bytes:,}"},
     ),  # with a Python that has the extra `aot`
+    "presets": Group(
+        "benchmarks.presets",
+        "{name}",
+        {
+            "parameters": "{parameters:,}", "published": "{published_billions:.2f}", "seconds": "{seconds:.2f}",
+            "rate": "{rate:,.0f}", "public": "{public:,.0f}", "ratio": "{ratio:.2f}",
+        },
+    ),
     "updates": Group(
         "models.sharded_update --json",
         "{setting}",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.presets import PUBLISHED, parameters
 from meshdsl.train import load
 
 from .running import here
@@ -15,20 +16,9 @@ from .running import here
 CONFIG = Path(__file__).parent.parent / "models" / "references" / "llama3" / "config.json"
 
 
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("llama3-8b", 8.03e9), ("llama3-70b", 70.55e9), ("llama3-405b", 405.85e9), ("mixtral-8x7b", 46.70e9),
-        ("mixtral-8x22b", 140.63e9), ("gpt3-175b", 174.60e9), ("llama2-7b", 6.74e9), ("gpt2-xl", 1.558e9),
-        ("qwen3-8b", 8.19e9), ("qwen3-32b", 32.76e9),
-        ("gemma2-2b", 2.614e9), ("gemma2-9b", 9.242e9), ("gemma2-27b", 27.227e9), ("gemma3-1b", 1.000e9),
-        ("gemma3-4b", 3.880e9), ("gemma3-12b", 11.766e9), ("gemma3-27b", 27.009e9), ("deepseek-v3", 671.03e9),
-    ],
-)  # fmt: skip
-def test_a_named_model_has_the_published_number_of_parameters(name: str, published: float):
-    workload = load(name)
-    specs = workload.model(workload.config).specs(workload.inputs(workload.config))
-    assert sum(math.prod(d.size for d in spec.dims) for spec in specs.values()) == pytest.approx(published, rel=1e-3)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_named_model_has_the_published_number_of_parameters(name: str):
+    assert parameters(name) == pytest.approx(PUBLISHED[name], rel=1e-3)
 
 
 def test_a_config_json_is_a_model(tmp_path: Path):
