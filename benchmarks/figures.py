@@ -98,8 +98,12 @@ GROUPS = {
     "updates": Group(
         "models.sharded_update --json",
         "{setting}",
-        {"replicated": "{replicated_ms:.2f}", "sharded": "{sharded_ms:.2f}", "auto": "{auto_ms:.2f}"},
+        {
+            "replicated": "{replicated_ms:.2f}", "sharded": "{sharded_ms:.2f}", "auto": "{auto_ms:.2f}",
+            "saved": "{saved:.0%}", "peak_replicated": "{replicated_peak_mb:,}", "peak_sharded": "{sharded_peak_mb:,}",
+        },
     ),
+    "ranges": Group("benchmarks.overlap_range", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),
 }  # fmt: skip
 
 
