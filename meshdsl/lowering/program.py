@@ -45,6 +45,9 @@ class Program(Graph):
     >>> (sent,) = program.collectives
     >>> sent.kind, sent.axes, sent.bytes, sent.wire_bytes, sent.count, str(sent.cause)
     ('all_reduce', ('rows',), 1024, 1536, 1, "sum over 'i' of einsum")
+
+    `mesh` and `extents` (padding of uneven dims) say what local sizes mean, `schedules` are the orders of its pipelines,
+    and `mentions` are the dims that the function used, also those that simplification removed.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
