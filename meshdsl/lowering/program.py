@@ -46,7 +46,7 @@ class Program(Graph):
     >>> sent.kind, sent.axes, sent.bytes, sent.wire_bytes, sent.count, str(sent.cause)
     ('all_reduce', ('rows',), 1024, 1536, 1, "sum over 'i' of einsum")
 
-    `mesh` and `extents` (padding of uneven dims) say what local sizes mean, `schedules` are the orders of its pipelines,
+    `mesh` and `extents` (padding of uneven dims) say what local sizes mean, `schedules` are those of its pipelines,
     and `mentions` are the dims that the function used, also those that simplification removed.
     """
 
