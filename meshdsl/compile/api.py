@@ -11,6 +11,7 @@ import jax
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, at, caller
+from ..errors.no_effect import NoEffectError, no_effect
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
@@ -19,7 +20,7 @@ from .arguments import static_names
 from .compiled import Compiled
 from .knobs import check_chunks, check_kernel, check_steps
 from .pipeline import Options
-from .plan import Plan, planned
+from .plan import Plan, planned, takes
 
 __all__ = ["compile", "host_devices"]
 
@@ -40,6 +41,7 @@ def compile(
     unroll: bool = False,
     steps: str = "auto",
     chunks: int = 1,
+    memory_limit: float | None = None,
     strict: bool = True,
 ) -> Compiled:
     """Compile `f` to one SPMD program on a mesh, under a layout.
@@ -88,6 +90,11 @@ def compile(
     are then planned by time instead of bytes, if that is faster. "always": in steps wherever it can be. "flat", and
     without a `machine`: as one collective.
 
+    With `memory_limit`, in bytes on each device, a step that takes the keyword argument `remat` (that of
+    `workload.train_step()` does) recomputes as little as fits, by the memory that is predicted for `machine` (default
+    "tpu-v5e"): "none", or of "collectives", "products" and "full" the one of fewest operations. The choice is
+    `compiled.plan.remat`, for the last arguments seen. If none fits, this is a `LayoutError` with the memory of each.
+
     Raises `LayoutError` before anything runs: for an illegal layout, and, as `md.NoEffectError`, for options without
     effect ("sharded" where nothing can be sharded, buckets where nothing can be joined, an overlap that moves nothing,
     a machine that decides nothing). With `strict=False`, they are dropped with a `md.NoEffectWarning`, so that a sweep
@@ -123,6 +130,7 @@ def compile(
             steps=steps,
             chunks=check_chunks(chunks),
             strict=strict,
+            memory_limit=_checked(memory_limit, step, unplanned, strict),
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
@@ -144,6 +152,25 @@ def _cost_machine(
     if machine is None and updates.mode != "auto" and windows.mode == "none":
         return None
     return machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
+
+
+def _checked(limit: float | None, plan: Plan, f: Callable[..., Any], strict: bool) -> float | None:
+    """The memory limit; raises `LayoutError` if it is no number of bytes, or if something else sets what it decides."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise LayoutError(f"memory_limit is a number of bytes above 0, or None for no limit; got {limit!r}")
+    if plan.remat != "model":
+        raise LayoutError(f"memory_limit decides what is recomputed, and the plan has remat={plan.remat!r}; drop one")
+    if takes(f, "remat"):
+        return limit
+    name = getattr(f, "__name__", "the function")
+    error = NoEffectError(
+        f"memory_limit={limit:g} has no effect: {name} does not take remat\n"
+        "  a step takes it as a keyword argument: def step(params, batch, *, remat=...)"
+    )
+    no_effect(error, strict)
+    return None
 
 
 def _check_alone(

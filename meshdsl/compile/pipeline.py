@@ -56,6 +56,7 @@ class Options:
     chunks: int = 1  # blocks of layers of each pipeline stage
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
     strict: bool = True  # an option without effect is an error; otherwise a warning
+    memory_limit: float | None = None  # bytes on each device, for which a rematerialisation is chosen
 
 
 @dataclass(frozen=True)
