@@ -226,10 +226,9 @@ class Stages:
             if stored.shape != sizes or not (own is accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
                 arrays.append(self.place(x, self.program.ins[i], sharding))
                 continue
-            array = stored if own is accepted[i] else self.over_own_axes(i, stored)
-            if array is stored:
+            arrays.append(stored if own is accepted[i] else self.over_own_axes(i, stored))
+            if arrays[-1] is stored:
                 accepted[i] = own
-            arrays.append(array)
         return arrays
 
     def over_own_axes(self, i: int, array: jax.Array) -> jax.Array:

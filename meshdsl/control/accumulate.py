@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dims import Dim, DimLike, find
@@ -10,7 +10,7 @@ from ..errors import ShapeError, at, caller, located
 from ..ops.creation import zeros_like
 from ..ops.elementwise import add
 from ..ops.reshape import unflatten
-from ..trace import evaluate, trace, tree
+from ..trace import Tensor, evaluate, trace, tree
 from .carry import leaves_of
 from .loops import scan
 
@@ -36,21 +36,7 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     lacks the dim or its size is not a multiple of `steps`.
     """
     leaves, structure = leaves_of(xs)
-
-    def split() -> tuple[Dim, list[Any]]:
-        if not leaves:
-            raise ShapeError("md.accumulate needs a tensor to take parts of; xs has none")
-        dim = find(over, leaves[0].dims)
-        if steps < 1 or dim.size % steps:
-            raise ShapeError(
-                f"md.accumulate cannot cut {dim} into {steps} equal parts\n"
-                f"  give a number of steps that divides {dim.size}"
-            )
-        names = {d.name for x in leaves for d in x.dims}
-        step = Dim(next(n for k in range(len(names) + 1) if (n := f"micro{k or ''}") not in names), steps)
-        return step, [unflatten(x, find(dim, x.dims), [Dim(dim.name, dim.size // steps), step]) for x in leaves]
-
-    step, parts = located(split)
+    step, parts = located(lambda: _parts(leaves, steps, over))
     types = [type(x.type)(tuple(d for d in x.dims if d != step), x.dtype) for x in parts]
     graph, captures, out = trace(lambda *part: f(tree.tree_unflatten(structure, part)), types)
     if any(v.dtype.kind == "b" for v in graph.outs):
@@ -61,3 +47,17 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
 
     total, _ = scan(add_part, [zeros_like(v.type) for v in graph.outs], parts, over=step)
     return tree.tree_unflatten(out, total)
+
+
+def _parts(leaves: Sequence[Tensor], steps: int, over: DimLike) -> tuple[Dim, list[Tensor]]:
+    """The dim of the parts, and the tensors with it."""
+    if not leaves:
+        raise ShapeError("md.accumulate needs a tensor to take parts of; xs has none")
+    dim = find(over, leaves[0].dims)
+    if steps < 1 or dim.size % steps:
+        raise ShapeError(
+            f"md.accumulate cannot cut {dim} into {steps} equal parts\n  give a number of steps that divides {dim.size}"
+        )
+    names = {d.name for x in leaves for d in x.dims}
+    step = Dim(next(n for k in range(len(names) + 1) if (n := f"micro{k or ''}") not in names), steps)
+    return step, [unflatten(x, find(dim, x.dims), [Dim(dim.name, dim.size // steps), step]) for x in leaves]

@@ -55,18 +55,22 @@ class Combine:
         return run_on(xp, graph, [*a, *b])
 
 
+def _check_element(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
+    kinds, made = ([(set(names(x.dims)), x.dtype) for x in each] for each in (xs, ys))
+    if made != kinds:
+        raise ShapeError(
+            f"the function of md.associative_scan combines {[x.type for x in xs]} into {[y.type for y in ys]}\n"
+            "  it returns an element like those it takes"
+        )
+
+
 def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Sequence[Type], name: str) -> Combine:
     """Trace the user's function on the types of one element, and check it."""
 
     def flat(*xs: Tensor) -> list[Tensor]:
         n = len(xs) // 2
         ys = flatten(f(unflatten(xs[:n]), unflatten(xs[n:])))
-        if len(ys) != n or any(set(names(y.dims)) != set(names(x.dims)) or y.dtype != x.dtype
-                               for x, y in zip(xs, ys, strict=False)):  # fmt: skip
-            raise ShapeError(
-                f"the function of md.associative_scan combines {[x.type for x in xs[:n]]} into "
-                f"{[y.type for y in ys]}\n  it returns an element like those it takes"
-            )
+        _check_element(xs[:n], ys)
         return [transpose(y, names(x.dims)) for x, y in zip(xs, ys, strict=False)]
 
     graph, captures, _ = trace(flat, [*types, *types])

@@ -7,7 +7,7 @@ the stored sizes of the values that are read and written (see `fusion`). `timeli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,24 +197,36 @@ def _lines(
 def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
     unread = set(step.reads)
     for eqn in step.eqns:
-        moved = [(v, written_bytes(program, eqn, v)) for v in eqn.outs if v in step.writes]
-        for v in eqn.ins:
-            if v in unread:
-                unread.discard(v)
-                moved.append((v, read_bytes(program, eqn, v)))
-        if eqn is step.eqns[-1]:  # the last equation also pays for reads through views and for recomputed operands
-            moved += [(v, read_bytes(program, eqn, v)) for v in unread]
+        moved = [(v, program.local_bytes(v)) for v in eqn.outs if v in step.writes]
+        # the last equation also pays for reads through views and for recomputed operands
+        reads = unread if eqn is step.eqns[-1] else unread.intersection(eqn.ins)
+        moved += [(v, read_bytes(program, eqn, v)) for v in _in_order(eqn.ins, reads)]
+        unread = unread - reads
         matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
-        product = eqn.op.product if isinstance(eqn.op, Op) else Product.NONE
         attention = work_of_attention(program, eqn)
         products = matmul is not None or attention is not None
         dtype = eqn.ins[0].dtype if products else eqn.outs[0].dtype
-        kind = "conv" if product is Product.CONV else "matmul" if products else "vector" if flops else "move"
-        if moves_to_or_from_host(eqn):
-            kind, moved = "host", moved[:1]  # the other side of the copy is not in the device's memory
+        kind = _kind(eqn, products, flops)
+        if kind == "host":
+            moved = moved[:1]  # the other side of the copy is not in the device's memory
         total, scores = sum(n for _, n in moved), sum(n for v, n in moved if is_scores(program, v))
         yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores, attention)
+
+
+def _in_order(ins: Sequence[Var], reads: Collection[Var]) -> list[Var]:
+    """These values, operands of an equation first, in their order."""
+    own = [v for v in dict.fromkeys(ins) if v in reads]
+    return own + [v for v in reads if v not in own]
+
+
+def _kind(eqn: Eqn, products: bool, flops: float) -> str:
+    """The kind of a kernel's line."""
+    if moves_to_or_from_host(eqn):
+        return "host"
+    if isinstance(eqn.op, Op) and eqn.op.product is Product.CONV:
+        return "conv"
+    return "matmul" if products else "vector" if flops else "move"
 
 
 def _in_place(program: Program, eqn: Eqn) -> bool:

@@ -113,13 +113,12 @@ def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, 
     for name in (name for name in assignment if name in sizes):
         text = assignment[name]
         words = _words(name, text.split() if isinstance(text, str) else list(text), sizes[name], problems)
-        for axis, size in words:
-            if axis not in level_of:
-                problems.append(
-                    f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, level_of)}"
-                )
-            else:
-                factors.append((name, axis, size))
+        factors += [(name, axis, size) for axis, size in words if axis in level_of]
+        problems += [
+            f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, level_of)}"
+            for axis, _ in words
+            if axis not in level_of
+        ]
     counts = dict.fromkeys(level_of, 1)
     parts: dict[str, tuple[AxisFactor, ...]] = dict.fromkeys(sizes, ())
     for name, axis, size in reversed(factors):

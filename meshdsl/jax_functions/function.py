@@ -25,6 +25,11 @@ _TRIED = 3e8  # floating-point operations of one run on the whole; a trial has a
 Types = tuple[Type, ...]
 
 
+def _powers_of_two(n: int) -> list[int]:
+    """The powers of two, smaller than n and from 2 on, that divide it."""
+    return [2**k for k in range(1, 30) if 2**k < n and n % 2**k == 0]
+
+
 @dataclass(frozen=True, eq=False)
 class JaxFunction:
     """A JAX function of arrays, the dims of its operands and results, and how it treats them.
@@ -144,8 +149,7 @@ class JaxFunction:
         count = few if pair(sizes, few) else count
         jaxprs = pair(sizes, count)
         for other in sorted(sizes, key=lambda other: -sizes[other]):
-            smaller = [2**k for k in range(1, 30) if 2**k < sizes[other] and sizes[other] % 2**k == 0]
-            for n in smaller if jaxprs is not None and flops(jaxprs[0]) > _TRIED else ():
+            for n in _powers_of_two(sizes[other]) if jaxprs is not None and flops(jaxprs[0]) > _TRIED else ():
                 if fitting := pair({**sizes, other: n}, count):
                     jaxprs, sizes = fitting, {**sizes, other: n}
                     break

@@ -16,7 +16,7 @@ from ..control.host import FETCH, host_values
 from ..dims import names
 from ..errors import InternalError
 from ..errors.deadline import check_deadline
-from ..ir import Eqn, borders, predicates, walk
+from ..ir import Eqn, Var, borders, predicates, walk
 from ..layouts import Mesh, Sharding
 from .asynchrony import check_pairs
 from .labels import out_shardings
@@ -59,10 +59,14 @@ def _check(program: Program, made_by: str) -> None:
             assert isinstance(body, Program)
             _check(body, made_by)
     for var in variables:
-        for dim, axes in ((d, var.sharding.axes(d)) for d in var.dims):
-            stored, blocks = program.extents.padded(dim), program.mesh.count(axes)
-            if stored % blocks:
-                raise InternalError(f"{made_by}: {var} stores {stored} of {dim.name!r} in {blocks} equal blocks")
+        _check_blocks(program, var, made_by)
+
+
+def _check_blocks(program: Program, var: Var, made_by: str) -> None:
+    for dim, axes in ((d, var.sharding.axes(d)) for d in var.dims):
+        stored, blocks = program.extents.padded(dim), program.mesh.count(axes)
+        if stored % blocks:
+            raise InternalError(f"{made_by}: {var} stores {stored} of {dim.name!r} in {blocks} equal blocks")
 
 
 def _problems(eqn: Eqn, program: Program) -> Iterator[str]:

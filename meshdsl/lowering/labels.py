@@ -52,6 +52,21 @@ def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial
     return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial)
 
 
+def _assigned(eqn: Eqn, labels: Labels) -> dict[str, Axes]:
+    """The axes of every label of the operands."""
+    assigned: dict[str, Axes] = {}
+    for var, names in zip(eqn.ins, labels.ins, strict=True):
+        for dim, label in names.items():
+            axes = var.sharding.axes(dim)
+            if label is None and axes:
+                raise InternalError(f"{eqn.op} at {eqn.where} needs dim {dim!r} whole, it is split over {axes}")
+            if label is not None and assigned.setdefault(label, axes) != axes:
+                raise InternalError(
+                    f"{eqn.op} at {eqn.where}: dim {dim!r} is split over {axes}, elsewhere over {assigned[label]}"
+                )
+    return assigned
+
+
 def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     """The result shardings that an operation's rule infers from its operands' shardings.
 
@@ -64,20 +79,9 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     if op.shardings is not None:
         return list(op.shardings(eqn))
     labels = labels_of(eqn)
-    assigned: dict[str, Axes] = {}
-    pending: set[str] = set()
-    kinds: set[str] = set()
-    for var, names in zip(eqn.ins, labels.ins, strict=True):
-        for dim, label in names.items():
-            axes = var.sharding.axes(dim)
-            if label is None and axes:
-                raise InternalError(f"{eqn.op} at {eqn.where} needs dim {dim!r} whole, it is split over {axes}")
-            if label is not None and assigned.setdefault(label, axes) != axes:
-                raise InternalError(
-                    f"{eqn.op} at {eqn.where}: dim {dim!r} is split over {axes}, elsewhere over {assigned[label]}"
-                )
-        pending.update(var.sharding.partial)
-        kinds.update({var.sharding.kind} if var.sharding.partial else ())
+    assigned = _assigned(eqn, labels)
+    partial = [v.sharding for v in eqn.ins if v.sharding.partial]
+    pending, kinds = {axis for sharding in partial for axis in sharding.partial}, {each.kind for each in partial}
     vanished_axes = [axis for label in vanishing(labels) for axis in assigned[label]]
     if vanished_axes:
         kinds.add(op.reduce)

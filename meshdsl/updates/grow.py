@@ -62,6 +62,11 @@ class _Branch:
         return found
 
 
+def _narrows(eqn: Eqn) -> bool:
+    """True for a cast to fewer bytes."""
+    return eqn.op is CAST and eqn.outs[0].dtype.itemsize < eqn.ins[0].dtype.itemsize
+
+
 class Region:
     """Grows one update in one graph."""
 
@@ -108,7 +113,7 @@ class Region:
                 break
         for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
             for eqn in readers[v] - self.eqns:
-                if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+                if _narrows(eqn):
                     self.take(eqn)
         return self
 

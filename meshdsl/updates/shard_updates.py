@@ -135,6 +135,17 @@ def _decide(
     return chosen, decisions
 
 
+def _carried_by(placed: ShardedGraph, loop: Scan) -> list[tuple[Var, Var]]:
+    """The carries of a loop that may be weights or their state, with their next values: no sum runs through them."""
+    consts, n, body = loop.consts, loop.carries, loop.body
+    return [
+        (v, out)
+        for v, out in zip(body.ins[consts : consts + n], body.outs[:n], strict=True)
+        if v.dims and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
+        if running_sum(body, v, out) is None
+    ]
+
+
 def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update], dict[str, Decision | None]]:
     """Split the weights of loops over steps before the first step, and gather them after the last.
 
@@ -149,14 +160,9 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
         if eqn.scan is None or eqn.backward:
             eqns.append(eqn)
             continue
-        consts, n, body = eqn.scan.consts, eqn.scan.carries, eqn.scan.body
+        body = eqn.scan.body
         outer = dict(zip(body.ins, eqn.ins, strict=True))
-        pairs = [
-            (v, out)
-            for v, out in zip(body.ins[consts : consts + n], body.outs[:n], strict=True)
-            if v.dims and v.type == out.type and not placed.shardings.get(out, Sharding()).partial
-        ]
-        pairs = [(v, out) for v, out in pairs if running_sum(body, v, out) is None]
+        pairs = _carried_by(placed, eqn.scan)
         inside = dataclasses.replace(placed, graph=body)
         gradients = {v for step, _ in walk(body) for v in step.outs if _has_backward(step)}
         weights = [

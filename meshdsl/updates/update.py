@@ -79,6 +79,17 @@ def _in_trees(placed: ShardedGraph, results: Sequence[tuple[str, Var]]) -> dict[
     return matches
 
 
+def _why_no_sums(placed: ShardedGraph, out: Var) -> str:
+    """The reason why no gradient that is summed over devices reaches this result."""
+    loop = placed.producers(placed.graph).get(out)
+    if loop is not None and isinstance(loop.control, Scan | While):
+        body = loop.control.body
+        summed = any(pending_sums(placed, body, body.outs[loop.outs.index(out)]).all())
+        if summed or isinstance(loop.control, While):
+            return f"its update is inside a {loop.op.name} at {loop.where}"
+    return "its gradient is not a sum over devices"
+
+
 def find_update(
     placed: ShardedGraph,
     v: Var,
@@ -95,13 +106,7 @@ def find_update(
     pending_gradient = pending_sums(placed, placed.graph, out)
     sums = tuple(pending_gradient.all())
     if not sums:
-        loop = placed.producers(placed.graph).get(out)
-        if loop is not None and isinstance(loop.control, Scan | While):
-            body = loop.control.body
-            summed = any(pending_sums(placed, body, body.outs[loop.outs.index(out)]).all())
-            if summed or isinstance(loop.control, While):
-                raise CannotShardError(f"its update is inside a {loop.op.name} at {loop.where}")
-        raise CannotShardError("its gradient is not a sum over devices")
+        raise CannotShardError(_why_no_sums(placed, out))
     pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")

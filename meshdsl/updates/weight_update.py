@@ -91,12 +91,7 @@ class UpdateTable:
         if not self.decisions:
             return "weight update: replicated; every device updates its whole copy"
         rows = [("weight", "shape", "update cut by", "group", "saved", "time", "")]
-        for d in self.decisions:
-            shape = " ".join(f"{dim.name}={dim.size}" for dim in d.dims)
-            split = " ".join(f"{dim}:{','.join(axes)}" for dim, axes in d.split) if d.sharded else "-"
-            seconds = "" if d.seconds_saved is None else f"{d.seconds_saved * 1e6:.0f} us"
-            saved = show_bytes(d.bytes_saved) if d.sharded else ""
-            rows.append((d.weight, shape, split, _group(d) or "-", saved, seconds, d.reason))
+        rows += map(_row, self.decisions)
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         total = sum(d.bytes_saved for d in self.decisions)
@@ -123,6 +118,14 @@ class UpdateTable:
                 for d in self.decisions
             ],
         }
+
+
+def _row(d: Decision) -> tuple[str, str, str, str, str, str, str]:
+    shape = " ".join(f"{dim.name}={dim.size}" for dim in d.dims)
+    split = " ".join(f"{dim}:{','.join(axes)}" for dim, axes in d.split) if d.sharded else "-"
+    seconds = "" if d.seconds_saved is None else f"{d.seconds_saved * 1e6:.0f} us"
+    saved = show_bytes(d.bytes_saved) if d.sharded else ""
+    return d.weight, shape, split, _group(d) or "-", saved, seconds, d.reason
 
 
 def _group(decision: Decision) -> str:

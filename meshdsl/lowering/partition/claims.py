@@ -76,18 +76,9 @@ def _gathered(eqn: Eqn, name: str) -> str:
     return f"leave {name!r} out of split= and contract=, so that it is gathered first"
 
 
-def region_blocks(
-    scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
-) -> tuple[Mapping[str, Axes], Eqn]:
-    """The splits of the operands of an `md.local` region, and the region, which says how its blocks were checked.
-
-    Its gradient uses the same blocks as the region itself.
-    """
-    setting, key = scope.setting, eqn.params["key"]
-    if eqn.params["follows"]:
-        assigned = setting.regions.get(key, assigned)
-    setting.regions[key] = assigned
-    extents, mesh = setting.extents, setting.mesh
+def _without_padded(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
+    """The axes of dims that are stored without padding; the others are problems of the layout."""
+    setting, extents, mesh = scope.setting, scope.setting.extents, scope.setting.mesh
     for v, names in zip(eqn.ins, labels.ins, strict=True):
         for d in v.dims:
             axes = assigned.get(names[d.name] or "", ())
@@ -100,6 +91,21 @@ def region_blocks(
                     eqn.where,
                 )
                 assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
+    return assigned
+
+
+def region_blocks(
+    scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
+) -> tuple[Mapping[str, Axes], Eqn]:
+    """The splits of the operands of an `md.local` region, and the region, which says how its blocks were checked.
+
+    Its gradient uses the same blocks as the region itself.
+    """
+    setting, key = scope.setting, eqn.params["key"]
+    if eqn.params["follows"]:
+        assigned = setting.regions.get(key, assigned)
+    setting.regions[key] = assigned
+    assigned, mesh = _without_padded(scope, eqn, labels, assigned), setting.mesh
 
     def block(v: Var, names: Mapping[str, str | None]) -> Type:
         sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.dims)

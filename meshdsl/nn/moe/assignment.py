@@ -158,11 +158,7 @@ def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
         if accepted is not None and not options["rejected_second_uses_slot"]:
             masks[1], accepted = masks[1] & accepted, None
 
-    order = None
-    if args.router == "batch_prioritised":
-        score = raw[0] if options["score"] == "top1" else sum(raw[1:], raw[0])
-        order = md.argsort(-md.stop_gradient(score), args.token)
-    slots, keeps, used = slots_of(masks, args.token, args.expert, args.capacity, args.used, order)
+    slots, keeps, used = slots_of(masks, args.token, args.expert, args.capacity, args.used, _priority(args, raw))
     if accepted is not None:
         keeps[1] = keeps[1] & accepted
     if options.get("normalize") == "after":
@@ -170,6 +166,14 @@ def _token_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
     loss = _balance(args, first_choice, gates)
     by = tuple(Choice(*parts) for parts in zip(ids, slots, weights, keeps, strict=True))
     return _assignment(args, by, masks, loss, first_choice, used)
+
+
+def _priority(args: RouterArgs, raw: list[md.Tensor]) -> md.Tensor | None:
+    """The tokens in the order in which they take slots; None: in that of their positions."""
+    if args.router != "batch_prioritised":
+        return None
+    score = raw[0] if args.options["score"] == "top1" else sum(raw[1:], raw[0])
+    return md.argsort(-md.stop_gradient(score), args.token)
 
 
 def _best_experts(args: RouterArgs, gates: md.Tensor) -> tuple[list[md.Tensor], list[md.Tensor], list[md.Tensor]]:

@@ -134,18 +134,18 @@ def _check_options(
 ) -> None:
     if method not in METHODS:
         raise ShapeError(f"md.attention: method is one of {', '.join(METHODS)}; got {method!r}")
-    if not isinstance(block, int) or block < 1:
-        raise ShapeError(f"md.attention: block is a number of positions of at least 1; got {block!r}")
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
-        raise ShapeError(f"md.attention: window is a number of positions of at least 1; got {window!r}")
+    for name, value in (("block", block), ("window", window)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ShapeError(f"md.attention: {name} is a number of positions of at least 1; got {value!r}")
     if soft_cap is not None and not (isinstance(soft_cap, int | float) and 0 < soft_cap < math.inf):
         raise ShapeError(f"md.attention: soft_cap is a positive number; got {soft_cap!r}")
-    if (causal or window is not None) and not how.length and "offset" not in inputs:
+    compares = causal or window is not None
+    if compares and not how.length and "offset" not in inputs:
         raise ShapeError(
             "md.attention: causal= and window= compare positions, and the queries have none\n"
             "  give the query's position with offset=, or the queries a dim length="
         )
-    if "offset" in inputs and not causal and window is None:
+    if "offset" in inputs and not compares:
         raise ShapeError("md.attention: offset= has an effect only with causal= or window=; leave it out")
     if how.memory == how.keys == how.length and not {"bias", "mask"}.isdisjoint(inputs):
         raise ShapeError("md.attention: bias and mask need two names; give the keys' one with memory=")
