@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,6 @@ import numpy as np
 
 import meshdsl as md
 
-from .checkpoint.convert import extra
 from .tokens import DTYPES
 
 __all__ = ["load_tokenizer", "token_id", "write_tokens"]
@@ -31,7 +31,13 @@ def load_tokenizer(path: str | Path) -> Any:
 
     Raises `MeshdslError` if the file cannot be read, or if the package `tokenizers` is not installed.
     """
-    library = extra("tokenizers", "tokenizers", "token ids work without it")
+    try:
+        library = importlib.import_module("tokenizers")
+    except ImportError:
+        raise md.MeshdslError(
+            "a tokenizer file needs the package tokenizers, which is not installed\n"
+            "  pip install 'meshdsl[tokenizers]', or use token ids"
+        ) from None
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:

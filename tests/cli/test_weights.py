@@ -81,18 +81,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generate_takes_and_prints_text(imported: Path, tokenizer: Path):
     common = ["generate", MODEL, "--params", str(imported), "--tokens", "6", "--json"]
     ids = here(*common, "--prompt-ids", "1,2,3", "--prompt-ids", "4,5")
-    text = here(*common, "--tokenizer", str(tokenizer), "--prompt", "abc", "--prompt", "de")
-    assert (ids.code, text.code) == (0, 0), (ids, text)
-    found = json.loads(text.out)
-    assert found["tokens"] == json.loads(ids.out)["tokens"], "prompts of different lengths"
-    letters = "?abcdefghijklmnopqrstuvwxy\0_"
-    assert found["texts"] == [
-        prompt + "".join(letters[n] for n in row if n < len(letters)).replace("\0", "")
-        for prompt, row in zip(["abc", "de"], found["tokens"], strict=True)
-    ]
-    first = letters[found["tokens"][0][1]]
-    ended = here(*common[:-1], "--tokenizer", str(tokenizer), "--prompt", "abc", "--end", first)
-    assert ended.out == f"abc{found['texts'][0][3]}\n", ended
+    assert ids.code == 0, ids
+    rows, letters = json.loads(ids.out)["tokens"], "?abcdefghijklmnopqrstuvwxy\0_"
+    end = letters[rows[0][1]]
+    text = here(*common, "--tokenizer", str(tokenizer), "--prompt", "abc", "--prompt", "de", "--end", end)
+    assert text.code == 0, text
+    texts = ["".join(letters[n] for n in row if n < len(letters)).partition(end)[0].replace("\0", "") for row in rows]
+    assert json.loads(text.out)["texts"] == [f"abc{texts[0]}", f"de{texts[1]}"], "and prompts of different lengths"
 
 
 def test_generate_of_text_errors(imported: Path, tokenizer: Path, tmp_path: Path):

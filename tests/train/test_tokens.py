@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.models import transformer
-from meshdsl.train import TokenFiles, train, write_tokens
+from meshdsl.train import TokenFiles, load_tokenizer, train, write_tokens
 from meshdsl.train.tokens import shuffled
 
 
@@ -157,3 +158,9 @@ def test_written_tokens_are_the_data(tmp_path: Path):
     assert not out.exists(), "a part of the texts is not left"
     with pytest.raises(md.MeshdslError, match="has no token '<s>'; its special tokens: none"):
         write_tokens(["a"], out, tmp_path, end="<s>")
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(md.MeshdslError, match=r"pip install 'meshdsl\[tokenizers\]'"):
+        load_tokenizer("tokenizer.json")

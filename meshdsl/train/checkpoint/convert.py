@@ -169,14 +169,15 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     return _named(str(directory), arrays, metadata, dims or {})
 
 
-def extra(module: str, extra: str, instead: str = "meshdsl's own format works without it") -> ModuleType:
+def extra(module: str, extra: str) -> ModuleType:
     """An optional module; raises `MeshdslError` naming the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise at(
             MeshdslError(
-                f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; {instead}"
+                f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; "
+                "meshdsl's own format works without it"
             ),
             caller(),
         ) from None
