@@ -7,12 +7,12 @@ mask, is computed by each of them from the rows of the batch, which all of them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..control import scan
+from ..control import cond, scan
 from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Graph, Type, Var
@@ -21,7 +21,7 @@ from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
 from ..ops.reductions import broadcast, sum
 from ..ops.slicing import roll, shift
-from ..trace import Tensor, bind1, evaluate
+from ..trace import Tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
 from .stages import (
     Rows,
@@ -57,21 +57,22 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
     pipe, schedule = _pipe(loop, dims, ins), loop.schedule
     starts = (0, schedule.warm, schedule.both + schedule.warm)
     ticks = [iota(dim) + start if start else iota(dim) for dim, start in zip(dims.ticks, starts, strict=True)]
+    first, both, last = (range(start, start + dim.size) for dim, start in zip(dims.ticks, starts, strict=True))
 
     def fill(state: Any, tick: Tensor) -> Any:
-        ring, forward, _ = pipe.forward(tick, *state)
+        ring, forward, _ = pipe.forward(tick, first, *state)
         return (ring, forward), None
 
     def steady(state: Any, tick: Tensor) -> Any:
         ring, forward, backward, sums = state
-        ring, forward, last = pipe.forward(tick, ring, forward)
-        entering, terms = pipe.between(tick, last)
-        backward, sums, more = pipe.backward(tick, ring, backward, entering, sums)
+        ring, forward, results = pipe.forward(tick, both, ring, forward)
+        entering, terms = pipe.between(tick, both, results)
+        backward, sums, more = pipe.backward(tick, both, ring, backward, entering, sums)
         return (ring, forward, backward, _added(sums, terms, more)), None
 
     def drain(state: Any, tick: Tensor) -> Any:
         backward, sums = state
-        backward, sums, terms = pipe.backward(tick, ring, backward, None, sums)
+        backward, sums, terms = pipe.backward(tick, last, ring, backward, None, sums)
         return (backward, _added(sums, terms)), None
 
     (ring, forward), _ = scan(fill, pipe.before_forward(), ticks[0], over=dims.ticks[0])
@@ -201,12 +202,31 @@ class _Pipe:
     def _zeros(self, dims: Sequence[Dim], like: Var) -> Tensor:
         return zeros_like(Type((self.stage, *dims), like.dtype))
 
-    def forward(self, tick: Tensor, ring: list[Tensor], state: list[Tensor]) -> Any:
-        """Returns the ring, the carries for the next tick, and the results of the last stage's micro-batch."""
+    def _in_ticks(self, tick: Tensor, every: range, needed: Callable[[Any], Any], f: Callable[[], Any]) -> Any:
+        """f(), of tensors; with chunks, only in the ticks of a loop that need it, and zeros in others.
+
+        All devices are in the same tick, so all take the same branch.
+        """
+        frequency = len([number for number in every if needed(number)]) / len(every)
+        if self.dims.stages.chunks == 1 or frequency == 1:
+            return f()
+        graph, held, results = trace(f, [])
+        zeros = [zeros_like(v.type) for v in graph.outs]
+        found = cond(needed(tick), lambda: evaluate(graph, held), lambda: zeros, frequency=frequency)
+        return tree.tree_unflatten(results, found)
+
+    def forward(self, tick: Tensor, every: range, ring: list[Tensor], state: list[Tensor]) -> Any:
+        """Returns the ring, the carries for the next tick, and a function to the results of the last stage."""
         loop, stages, n = self.loop, self.dims.stages, loop_of(self.loop.forward).carries
         consts, carries, rows = _operands(loop.forward)
         first = values(loop.body, [*self.given[0], *self.given[1]], carries)
-        entering = evaluate(first, [*self.ins[: len(self.given[0])], *self.row(self.unit(tick)[0])])
+        known = self.ins[: len(self.given[0])]
+        entering = self._in_ticks(
+            tick,
+            every,
+            lambda number: loop.schedule.unit(number)[1] == 0,
+            lambda: evaluate(first, [*known, *self.row(self.unit(tick)[0])]),
+        )
         is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
         microbatch, chunk = self.unit(tick - iota(self.stage))
@@ -220,40 +240,57 @@ class _Pipe:
         by_row = {v: new_rows[i] for v, i in numbers.items()}
         here = broadcast(block, (self.stage, self._every)) == iota(self._every)
         collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
-        last = [*after, *collected]
-        if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one does
-            last = [of_stage(x, self.stage, self.stage.size - 1) for x in last]
-        every = StageDims(stages.layer, self._every, stages.inner, stages.inner)
-        complete = [stacked_again(x, every) for x in last[n:]]
-        moved = self._moved((*after, *collected), 1)
-        return ring, moved, dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
+
+        def results() -> dict[Var, Tensor]:
+            last = [*after, *collected]
+            if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one
+                last = [of_stage(x, self.stage, self.stage.size - 1) for x in last]
+            complete = [
+                stacked_again(x, StageDims(stages.layer, self._every, stages.inner, stages.inner)) for x in last[n:]
+            ]
+            return dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
+
+        return ring, self._moved((*after, *collected), 1), results
 
     def _first_row(self, tick: Tensor) -> Tensor:
         """The number in the ring of a tick's first row. Block q of n is read 2(n-1-q) ticks later."""
         return tick % self.loop.schedule.slots * self.dims.stages.inner.size
 
-    def between(self, tick: Tensor, last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
+    def between(
+        self, tick: Tensor, every: range, last: Callable[[], Mapping[Var, Tensor]]
+    ) -> tuple[list[Tensor], Sums]:
         """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
-        microbatch, chunk = self.unit(tick - (self.stage.size - 1))
-        consts, rows = self.ins[: len(self.given[0])], self.row(microbatch)
-        graph = self.between_graph
+        before, schedule = self.stage.size - 1, self.loop.schedule
+        return self._in_ticks(
+            tick,
+            every,
+            lambda number: schedule.unit(number - before)[1] == schedule.chunks - 1,
+            lambda: self._between(self.row(self.unit(tick - before)[0]), last()),
+        )
+
+    def _between(self, rows: Sequence[Tensor], last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
+        consts, graph = self.ins[: len(self.given[0])], self.between_graph
         known = [*consts, *rows, *(last.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         graph, known = _without_missing(graph, known)
         found = batched(graph, known, self.stage, lambda x: by_stage(x, self.dims.stages))
         entering = len(self.loop.shipped) + len(self.crossing)
         terms = iter(found[entering:])
         sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
-        totals = {key: _sum(xs) for key, xs in sums.items() if xs}
-        if self.loop.schedule.chunks > 1:
-            totals = {key: where(chunk == self.loop.schedule.chunks - 1, x, 0) for key, x in totals.items()}
         last_stage = self.stage.size - 1
         return found[:entering], {
-            key: x if self.dims.shared else of_stage(staged(x, self.stage), self.stage, last_stage)
-            for key, x in totals.items()
+            key: _sum(xs) if self.dims.shared else of_stage(staged(_sum(xs), self.stage), self.stage, last_stage)
+            for key, xs in sums.items()
+            if xs
         }
 
     def backward(
-        self, tick: Tensor, ring: list[Tensor], state: list[Tensor], entering: list[Tensor] | None, sums: Sums
+        self,
+        tick: Tensor,
+        every: range,
+        ring: list[Tensor],
+        state: list[Tensor],
+        entering: list[Tensor] | None,
+        sums: Sums,
     ) -> tuple[list[Tensor], Sums, Sums]:
         """Returns the carries after the tick, the sums with the layers' gradients, and what is still to be added.
 
@@ -283,7 +320,7 @@ class _Pipe:
         sums = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
         more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
         moved = [*(after[i] for i in loop.shipped), *crossing.values()]
-        return moved, sums, {**more, **self._after_terms(tick, moved)}
+        return moved, sums, {**more, **self._after_terms(tick, every, moved)}
 
     def _real(self, number: Tensor) -> Tensor:
         """False for stages in a bubble, by the number of the unit of work that would be theirs."""
@@ -294,22 +331,28 @@ class _Pipe:
         stacks = {i: self.fixed_layers[v] for i, v in enumerate(rows) if v in self.fixed_layers}
         return [Rows(chunk * self.dims.stages.inner.size, stacks)] if self.dims.stages.chunks > 1 and stacks else []
 
-    def _after_terms(self, tick: Tensor, state: list[Tensor]) -> Sums:
+    def _after_terms(self, tick: Tensor, every: range, state: list[Tensor]) -> Sums:
         """The terms that the first stage's micro-batch adds, whose backward pass is complete."""
-        loop, number = self.loop, tick - self.loop.schedule.delay + self.loop.schedule.turn
-        microbatch, turn = self.unit(number)
-        real = (number >= 0) & (turn == loop.schedule.chunks - 1)
-        if not any(each.after for each in loop.terms):
+        schedule = self.loop.schedule
+        later = schedule.delay - schedule.turn
+
+        def real(number: Any) -> Any:
+            return (number >= later) & (schedule.unit(number - later)[1] == schedule.chunks - 1)
+
+        if not any(each.after for each in self.loop.terms):
             return {}
+        found = self._in_ticks(tick, every, real, lambda: self._after_rows(self.row(self.unit(tick - later)[0]), state))
+        return {key: where(real(tick), x, 0) for key, x in found.items()}
+
+    def _after_rows(self, rows: Sequence[Tensor], state: list[Tensor]) -> Sums:
         ends = [of_stage(x, self.stage, 0) for x in state]
-        carries = loop.backward.outs
-        named = dict(zip([*(carries[i] for i in loop.shipped), *self.crossing], ends, strict=True))
-        consts, rows = self.ins[: len(self.given[0])], self.row(microbatch)
-        graph = self._after(self._between_values)
+        carries = self.loop.backward.outs
+        named = dict(zip([*(carries[i] for i in self.loop.shipped), *self.crossing], ends, strict=True))
+        consts, graph = self.ins[: len(self.given[0])], self._after(self._between_values)
         known = [*consts, *rows, *(named.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         found = iter(evaluate(*_without_missing(graph, known)))
-        sums = {("terms", i): [next(found) for _ in each.after] for i, each in enumerate(loop.terms)}
-        return {key: where(real, _sum(xs), 0) for key, xs in sums.items() if xs}
+        sums = {("terms", i): [next(found) for _ in each.after] for i, each in enumerate(self.loop.terms)}
+        return {key: _sum(xs) for key, xs in sums.items() if xs}
 
     def _own(
         self, number: Tensor, block: Tensor, consts: Sequence[Var], rows: Sequence[Var], known: Mapping[Var, Tensor]

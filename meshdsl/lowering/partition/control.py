@@ -16,7 +16,7 @@ from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
 from .demand import Demand
-from .pending_sums import Body
+from .pending_sums import Body, PendingSums
 from .scope import Reader, Scope
 
 __all__ = [
@@ -267,25 +267,47 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     scope.eqns.append(new.with_control(**programs, consts=len(ins) - len(fixed)))
 
 
-def _result_sharding(eqn: Eqn, arms: Mapping[str, Scope], i: int) -> Sharding:
-    """The sharding of a branch's result for which its graphs send the fewest bytes, weighed by how often they run."""
+def _result_sharding(scope: Scope, eqn: Eqn, arms: Mapping[str, Scope], i: int) -> Sharding:
+    """The sharding of a branch's result for which its graphs send the fewest bytes, weighed by how often they run.
+
+    A sum that only one graph computes, where the other one returns zeros, stays pending if it may in the program.
+    """
     values = {key: (arm, arm.graph.outs[i]) for key, arm in arms.items()}
-    made = [natural(arm, v).whole() for arm, v in values.values() if v not in arm.unmaterialized]
-    if not made:
+    computed = [natural(arm, v) for arm, v in values.values() if v not in arm.unmaterialized]
+    if not computed:
         arm, v = values["yes"]
         return natural(arm, v).whole()
+    unmade_zeros = all(arm.is_zero(v) for arm, v in values.values() if v in arm.unmaterialized)
+    if len(computed) == 1 and unmade_zeros and computed[0].partial:
+        out = eqn.outs[i]
+        if scope.demand.should_defer(out, {out: computed[0].partial}, scope.setting):
+            return computed[0]
+    made = [sharding.whole() for sharding in computed]
     return min(made, key=lambda s: sum(eqn.runs(key, 0.5) * arm.price(v, s) for key, (arm, v) in values.items()))
+
+
+def _zero_results(graph: Graph) -> frozenset[int]:
+    """The numbers of the results that are zeros."""
+    zero = PendingSums(graph).zero
+    return frozenset(i for i, v in enumerate(graph.outs) if v in zero)
 
 
 def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     """Lower both branches with the same input and output shardings. Every device takes the same branch."""
     inputs: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
-    arms = {key: _build(scope, graph, inputs, lower) for key, graph in eqn.graphs().items()}
-    shardings = [_result_sharding(eqn, arms, i) for i in range(len(eqn.outs))]
+    graphs = eqn.graphs().values()
+    zero = frozenset[int]().union(*(scope.once(("zeros", g), lambda g=g: _zero_results(g)) for g in graphs))
+    use = Body(len(inputs), 0, 1, zero) if zero else None  # sums that the other graph returns may stay pending
+    arms = {key: _build(scope, graph, inputs, lower, use) for key, graph in eqn.graphs().items()}
+    shardings = [_result_sharding(scope, eqn, arms, i) for i in range(len(eqn.outs))]
     branches = {key: _finish(arm, shardings, inputs, eqn) for key, arm in arms.items()}
     for arm in arms.values():
         scope.def_sharding.update(arm.def_sharding)
     operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], inputs, strict=True) if isinstance(how, Sharding)]
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
     outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, shardings, strict=True))
+    for i, v in enumerate(eqn.outs):
+        if shardings[i].partial:
+            inner = [arm.reasons[arm.graph.outs[i]] for arm in arms.values() if arm.graph.outs[i] in arm.reasons]
+            scope.reasons[v] = next(iter(inner), (CARRIED, eqn.where, eqn.backward))
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**branches))
