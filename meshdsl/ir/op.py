@@ -82,7 +82,7 @@ class Fuses(StrEnum):
     VIEW = "view"  # free
     MAP = "map"  # fused into the kernel that reads its result
     PICK = "pick"  # like MAP, and reads no more elements than it writes
-    UPDATE = "update"  # its own kernel; writes its second operand over a part of the first, in place
+    UPDATE = "update"  # ends a kernel: writes its second operand over a part of the first, in place
     REDUCE = "reduce"  # fuses the producers of its operands
 
 

@@ -51,12 +51,17 @@ class Schedule:
     @property
     def both(self) -> int:
         """Ticks of a forward and a backward pass."""
-        return self.microbatches * self.chunks + self.stages - 1 - self.warm
+        return self.units + self.stages - 1 - self.warm
 
     @property
     def turn(self) -> int:
         """Ticks by which the first backward pass of a stage's first chunk is later than that of its last one."""
         return (self.chunks - 1) * self.stages
+
+    @property
+    def units(self) -> int:
+        """Units of work of a stage: micro-batches times chunks."""
+        return self.microbatches * self.chunks
 
     @property
     def ticks(self) -> int:
@@ -98,7 +103,7 @@ class Schedule:
         return unit and (unit[0], self.chunks - 1 - unit[1])
 
     def _real(self, unit: int) -> tuple[int, int] | None:
-        return self.unit(unit) if 0 <= unit < self.microbatches * self.chunks else None
+        return self.unit(unit) if 0 <= unit < self.units else None
 
     def unit(self, number: Any) -> tuple[Any, Any]:
         """The micro-batch and the chunk of a stage's unit of work, by its number in the order of the forward passes.

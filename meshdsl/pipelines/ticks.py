@@ -224,7 +224,7 @@ class _Pipe:
         entering = self._in_ticks(
             tick,
             every,
-            lambda number: loop.schedule.unit(number)[1] == 0,
+            lambda number: (loop.schedule.unit(number)[1] == 0) & (number < loop.schedule.units),
             lambda: evaluate(first, [*known, *self.row(self.unit(tick)[0])]),
         )
         is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
@@ -324,7 +324,7 @@ class _Pipe:
 
     def _real(self, number: Tensor) -> Tensor:
         """False for stages in a bubble, by the number of the unit of work that would be theirs."""
-        return (number >= 0) & (number < self.loop.schedule.microbatches * self.loop.schedule.chunks)
+        return (number >= 0) & (number < self.loop.schedule.units)
 
     def _weights(self, chunk: Tensor | int, rows: Sequence[Var]) -> list[Rows]:
         """The weights of the layers, if each stage reads those of one of its chunks."""

@@ -159,7 +159,8 @@ class _Fusion:
         is stored.
         """
         readers = self.readers[v]
-        if not self.fuses(eqn) or len(eqn.outs) > 1 or not readers or not all(map(self.fuses, readers)):
+        stored = kind(eqn) is Fuses.UPDATE or not self.fuses(eqn)
+        if stored or len(eqn.outs) > 1 or not readers or not all(map(self.fuses, readers)):
             return
         if self.stored_for_reduction(v):
             return
@@ -267,4 +268,4 @@ class _Fusion:
 
 def takes_inside(eqn: Eqn) -> bool:
     """True if a kernel of this operation can compute its operands inside."""
-    return kind(eqn) not in (Fuses.KERNEL, Fuses.UPDATE)
+    return kind(eqn) is not Fuses.KERNEL

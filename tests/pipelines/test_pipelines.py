@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
@@ -172,6 +173,20 @@ def test_a_sharded_update_gathers_and_scatters_each_weight_once_a_step(layers: i
     kinds = Counter((record.kind, record.count) for record in program.collectives if "rows" in record.op.axes)
     weights = len(work.specs()[0])
     assert kinds == {("all_gather", 1): weights, ("reduce_scatter", 1): weights, ("all_reduce", 1): 1}  # of the loss
+
+
+@pytest.mark.parametrize("layout", ["layer:stages; batch:data", "layer:stages; batch:data; vocab:stages"])
+def test_with_chunks_embedding_and_output_layer_run_once_for_each_micro_batch(layout: str):
+    work = SMALL.replace(layers=8, batch=32)
+    plan = md.Plan("stages:4 data:2", layout, microbatches=8, chunks=2)
+    program = md.compile(work.train_step(), plan=plan).program(*work.specs())
+    lines = ledger(program).lines
+    products = [x for x in lines if x.kind == "matmul" and "vocab" in {d.name for v in x.eqn.ins for d in v.dims}]
+    assert len(products) == 3 and sum(line.trips for line in products) == pytest.approx(3 * 8)
+    rows = [x for x in lines if x.op == "scatter_add"]  # gradients of the embedding: in two of the three loops
+    assert len(rows) == 2 and sum(line.trips for line in rows) == pytest.approx(8)
+    over_data = [record for record in program.collectives if record.axes == ("data",)]
+    assert {record.count for record in over_data} == {1}  # sums stay pending outside the branches
 
 
 def test_a_pending_sum_passes_from_one_loop_into_the_next():

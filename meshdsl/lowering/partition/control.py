@@ -62,12 +62,13 @@ def as_stacked(scope: Scope, v: Var) -> Given:
     return input.with_split(v.dims[0].name, ())
 
 
+def _zero_inputs(body: Graph, inputs: Sequence[Given]) -> list[Var]:
+    given = zip(body.ins, inputs, strict=True)
+    return [v for v, g in given if isinstance(g, Eqn) and g.op is FULL and not g.params["value"]]
+
+
 def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:
-    zero = [
-        v
-        for v, g in zip(body.ins, inputs, strict=True)
-        if isinstance(g, Eqn) and g.op is FULL and not g.params["value"]
-    ]
+    zero = _zero_inputs(body, inputs)
     pending = {v: g.partial for v, g in zip(body.ins, inputs, strict=True) if isinstance(g, Sharding) and g.partial}
     key = ("demand", body, use, *zero, None, *pending.items())
     demand = outer.once(key, lambda: Demand(body, use, zero, pending))
@@ -286,9 +287,9 @@ def _result_sharding(scope: Scope, eqn: Eqn, arms: Mapping[str, Scope], i: int) 
     return min(made, key=lambda s: sum(eqn.runs(key, 0.5) * arm.price(v, s) for key, (arm, v) in values.items()))
 
 
-def _zero_results(graph: Graph) -> frozenset[int]:
+def _zero_results(graph: Graph, inputs: Sequence[Given]) -> frozenset[int]:
     """The numbers of the results that are zeros."""
-    zero = PendingSums(graph).zero
+    zero = PendingSums(graph, zero=_zero_inputs(graph, inputs)).zero
     return frozenset(i for i, v in enumerate(graph.outs) if v in zero)
 
 
@@ -296,7 +297,7 @@ def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     """Lower both branches with the same input and output shardings. Every device takes the same branch."""
     inputs: list[Given] = [as_given(scope, v) for v in eqn.ins[1:]]
     graphs = eqn.graphs().values()
-    zero = frozenset[int]().union(*(scope.once(("zeros", g), lambda g=g: _zero_results(g)) for g in graphs))
+    zero = frozenset[int]().union(*(_zero_results(graph, inputs) for graph in graphs))
     use = Body(len(inputs), 0, 1, zero) if zero else None  # sums that the other graph returns may stay pending
     arms = {key: _build(scope, graph, inputs, lower, use) for key, graph in eqn.graphs().items()}
     shardings = [_result_sharding(scope, eqn, arms, i) for i in range(len(eqn.outs))]
