@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,20 @@ def step(
     return compiled, setting.workload.specs()
 
 
+def padded(setting: Setting, machine: str, group: str | None = None) -> tuple[float, float]:
+    """Seconds per sharded step, and bytes of padding of the optimizer's state on all devices."""
+    update = md.WeightUpdate("sharded", group=group)
+    compiled = md.compile(
+        setting.workload.train_step(), setting.mesh, setting.layout, donate=(0, 1), weight_update=update
+    )
+    types = setting.workload.specs()
+    program = compiled.program(*types)
+    state = [v for v in program.ins if v.name.startswith("state/")]
+    stored = sum(math.prod(program.extents.padded(d) for d in v.dims) * v.dtype.itemsize for v in state)
+    real = sum(math.prod(d.size for d in v.dims) * v.dtype.itemsize for v in state)
+    return compiled.cost(*types, machine=machine).seconds, stored - real
+
+
 def grouped(setting: Setting, machine: str) -> dict[str, float]:
     """Predicted seconds per step, with and without device groups and bucketing of small tensors."""
     variants: dict[str, dict[str, Any]] = {
@@ -180,6 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             row = {"saved": 1 - times["sharded"] / times["replicated"]}
             row |= {f"{name.replace(', ', '_')}_ms": round(s * 1e3, 2) for name, s in times.items()}
             bytes_of = predicted(setting, options.machine)
+            if setting in ONE_AXIS:
+                (_, less), (seconds, more) = (padded(setting, options.machine, group) for group in (None, "cores"))
+                row |= {"whole_axis_ms": round(seconds * 1e3, 2), "whole_axis_padding_mb": more / 1e6}
+                row |= {"padding_mb": less / 1e6}
             peaks = {f"{mode}_peak_mb": round(bytes_of[mode][1] / 1e6) for mode in MODES}
             print(json.dumps({"setting": setting.label} | row | peaks | {"paper": setting.paper}), flush=True)
         return 0

@@ -24,7 +24,9 @@ from .regions import UpdateRegion
 from .shard_updates import Verdict
 from .update import Update, recut
 
-__all__ = ["all_groups", "best_mesh", "by_time", "fastest_buckets", "on_refined"]
+__all__ = ["all_groups", "best_mesh", "by_time", "fastest_buckets", "least_padded", "on_refined"]
+
+LESS = 0.1  # share of padded weights that a divided axis must save
 
 
 def all_groups(pending: Axes) -> Sequence[Axes]:
@@ -106,6 +108,30 @@ def best_mesh(placed: ShardedGraph, machine: Machine, updates: Sequence[Update])
     coarse, axes = RefinedMesh(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
     best = max(refined_meshes(mesh, axes), key=saved, default=coarse)
     return best if saved(best) > 1.01 * saved(coarse) else coarse
+
+
+def least_padded(placed: ShardedGraph, updates: Sequence[Update]) -> RefinedMesh:
+    """The refined mesh on which these updates have least padding; the mesh itself unless that saves a tenth of them.
+
+    Where no dim of a weight is long enough for an axis, two dims are for the two parts of a divided one: the update is
+    sharded over the product of both (Xu et al., 2020, section on sharding representation, combines such dims).
+    """
+
+    def stored(refined: RefinedMesh) -> float:
+        fine, total = on_refined(refined, placed), 0.0
+        for update in updates:
+            pending = refined.axes(update.pending)
+            form = recut(fine, dataclasses.replace(update, pending=pending), pending).format
+            total += placed.bytes(update.weight) * form.padding_ratio
+        return total
+
+    mesh = placed.mesh
+    coarse, axes = RefinedMesh(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
+    before, sizes = stored(coarse), [(stored(refined), refined) for refined in refined_meshes(mesh, axes)]
+    least = min((size for size, _ in sizes), default=before)
+    if least >= (1 - LESS) * before:
+        return coarse
+    return [refined for size, refined in sizes if size <= 1.01 * least][-1]  # that with the smallest groups
 
 
 def on_refined(refined: RefinedMesh, placed: ShardedGraph) -> ShardedGraph:

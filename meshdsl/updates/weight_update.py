@@ -26,7 +26,7 @@ from .groups import GroupSpec, RefinedMesh, group_of
 from .pending import ShardedGraph
 from .shard_updates import Decision, Policy, Verdict, shard_updates
 from .update import Update
-from .update_time import all_groups, best_mesh, by_time, fastest_buckets, on_refined
+from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined
 
 __all__ = ["MODES", "ShardedUpdates", "UpdateTable", "WeightUpdate", "bucket", "shard"]
 
@@ -43,6 +43,8 @@ class WeightUpdate:
 
     `group` names the mesh axes along which devices share an update, `"x core"`, or parts of axes, `"rows:32"` or
     `{"rows": 32}`; the default is all axes over which the gradient is summed ("sharded"), or the fastest ("auto").
+    Without a group, an axis is divided in two where that saves a tenth of the padded weights, so that a weight is
+    sharded over two dims where none is long enough for the axis.
     Gradients are scattered inside a group, and their shards are summed across groups. Tensors of fewer than
     `bucket_bytes` bytes are gathered, scattered or summed in one collective; None means no buckets ("sharded") or the
     fastest buckets ("auto"). With `regather`, a sharded weight is gathered again for the backward pass instead of kept,
@@ -185,21 +187,21 @@ def _shard(
         worth = _always_shard if machine is None else by_time(placed, machine, refined)
         return refined, shard_updates(placed, Policy(_axes_in_group(refined.group), worth))
     refined = RefinedMesh(mesh, mesh)
-    if machine is None:
-        return refined, shard_updates(placed, Policy(_all_pending_axes, _always_shard))
     candidates: list[Update] = []
-    worth = by_time(placed, machine, refined)
+    groups = _all_pending_axes if machine is None else all_groups
+    worth = _always_shard if machine is None else by_time(placed, machine, refined)
 
     def noted(update: Update) -> Verdict:
         candidates.extend([update] if update.group == update.pending and update not in candidates else [])
         return worth(update)
 
-    split = shard_updates(placed, Policy(all_groups, noted))
-    best = best_mesh(placed, machine, candidates)
+    split = shard_updates(placed, Policy(groups, noted))
+    best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
     if not best.parts:
         return refined, split
     placed = on_refined(best, placed)
-    return best, shard_updates(placed, Policy(all_groups, by_time(placed, machine, best)))
+    worth = _always_shard if machine is None else by_time(placed, machine, best)
+    return best, shard_updates(placed, Policy(groups, worth))
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:

@@ -1,0 +1,45 @@
+"""Where no dim of a weight is long enough, its update is sharded over two (Xu et al., 2020, non-divisible shapes)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+
+def step(w: md.Tensor, m: md.Tensor, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+    grad = md.grad(lambda w: md.sum(md.square(md.einsum(x, w, out="batch c d"))))(w)
+    m = 2 * m + grad
+    return w - m, m
+
+
+def program(w: str, devices: int, **options: object) -> md.Program:
+    compiled = md.compile(step, f"all:{devices}", "batch:all", weight_update=md.WeightUpdate("sharded", **options))
+    return compiled.program(md.spec(w), md.spec(w), md.spec(f"batch:{devices} a:3 b:3"))
+
+
+def test_the_two_parts_of_an_axis_shard_two_dims_without_padding():
+    found = program("a:3 b:3 c:8 d:8", 32)
+    assert list(found.mesh.axes) == ["all.outer", "all.inner"]
+    momentum = found.ins[1]
+    assert 32 * found.local_bytes(momentum) == 9 * 64 * 4  # on one dim, of 8: four times as much
+    grouped = program("a:3 b:3 c:8 d:8", 32, group="all")  # a group that is given stays as it is
+    assert str(grouped.mesh) == "all:32" and 32 * grouped.local_bytes(grouped.ins[1]) == 4 * 9 * 64 * 4
+
+
+@pytest.mark.parametrize(("w", "devices"), [("a:3 b:3 c:64 d:8", 32), ("a:3 b:3 c:4 d:8", 4)])
+def test_an_axis_stays_whole_where_a_dim_is_long_enough(w: str, devices: int):
+    assert str(program(w, devices).mesh) == f"all:{devices}"
+
+
+def test_results_are_those_of_the_replicated_update():
+    rng = np.random.default_rng(0)
+    w, m = (md.tensor(rng.integers(-2, 3, (3, 3, 2, 4)), "a b c d") for _ in range(2))
+    args = [md.cast(each, "float32") for each in (w, m, md.tensor(rng.integers(-2, 3, (8, 3, 3)), "batch a b"))]
+    replicated, sharded = (
+        md.compile(step, "all:8", "batch:all", weight_update=mode) for mode in ("replicated", "sharded")
+    )
+    assert "all.outer" in str(sharded.program(*args).mesh)
+    for a, b in zip(replicated(*args), sharded(*args), strict=True):
+        assert np.array_equal(a.numpy(), b.numpy())
