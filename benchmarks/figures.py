@@ -105,7 +105,8 @@ GROUPS = {
         {
             "replicated": "{replicated_ms:.2f}", "sharded": "{sharded_ms:.2f}", "auto": "{auto_ms:.2f}",
             "saved": "{saved:.0%}", "padding": "{padding_mb:.2f}", "whole": "{whole_axis_ms:.2f}",
-            "whole_padding": "{whole_axis_padding_mb:.0f}", "peak_replicated": "{replicated_peak_mb:,}", "peak_sharded": "{sharded_peak_mb:,}",
+            "whole_padding": "{whole_axis_padding_mb:.0f}",
+            "peak_replicated": "{replicated_peak_mb:,}", "peak_sharded": "{sharded_peak_mb:,}",
         },
     ),
     "ranges": Group("benchmarks.overlap_range", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),
