@@ -26,7 +26,7 @@ from tests.stablehlo import cost_law
 SMALL = {"batch": 8, "length": 8, "layers": 2, "d_model": 16, "heads": 2, "d_head": 8, "d_ff": 32}
 EXPERTS = {"expert_hidden": 32, "vocab": 32, "experts": 8}
 WHERE = ("rows:4", "batch:rows; group:rows; expert:rows")
-MODES = ("dw", "lancet", "experts", "list", "halves", "auto")
+MODES = ("lancet", "halves", "auto")  # the others, with other routers, in test_routers.py
 
 
 @cache  # planning and lowering a step takes seconds, and the tests of this file read the same steps
