@@ -15,8 +15,9 @@ if __name__ == "__main__":
 
 import meshdsl as md
 from benchmarks.case_study import DATA
-from meshdsl.cost.report.charts import memory_over_time, time_bars
+from meshdsl.cost.report.charts import lanes, memory_over_time, time_bars
 from meshdsl.cost.report.html import STYLE
+from meshdsl.models.llama import llama
 from meshdsl.models.mlp import mlp
 from meshdsl.models.transformer import lm
 
@@ -24,6 +25,7 @@ __all__ = ["FOLDER", "charts", "pictures"]
 
 FOLDER = ROOT / "docs" / "images"
 MESH = "rows:2 cols:4"
+A100 = "a100-p4de:compiled"
 
 # name: the dims of a tensor, its layout or sharding, the mesh
 TENSORS: dict[str, tuple[str, Any, str]] = {
@@ -90,6 +92,16 @@ def sort(x: md.Tensor) -> md.Tensor:
     return md.sort(x, "batch")
 
 
+def ring(q: md.Tensor, k: md.Tensor, v: md.Tensor) -> md.Tensor:
+    return md.attention(q, k, v, method="ring")
+
+
+@md.model
+def experts(x: md.Tensor) -> md.Tensor:
+    expert, hidden = md.dims("expert:8 expert_hidden:64")
+    return x + md.nn.moe_layer(x, expert, hidden, router="gshard", dispatch="index")[0]
+
+
 def take(table: md.Tensor, ids: md.Tensor) -> md.Tensor:
     return md.take(table, ids, "vocab")
 
@@ -117,9 +129,26 @@ def pictures() -> dict[str, str]:
     drawn = {f"{name}.svg": md.show(md.spec(dims), layout, mesh) for name, (dims, layout, mesh) in TENSORS.items()}
     for function, layout, mesh, specs in PROGRAMS:
         drawn[f"{function.__name__}.svg"] = md.show(md.compile(function, mesh, layout).program(*specs))
+    x, attended = md.spec("batch:8 length:32 model:16"), md.spec("length:64 heads:4 head:8")
+    moe = md.compile(lambda params, x: experts(params, x), "rows:4", "batch:rows; expert:rows")
+    drawn["experts.svg"] = md.show(moe.program(experts.specs(x), x))
+    drawn["ring.svg"] = md.show(md.compile(ring, "context:4", "length:context").program(*(attended,) * 3))
+    deep = llama.replace(layers=8)
+    piped = md.compile(deep.train_step(), "stages:4 rows:2", "layer:stages; batch:rows", microbatches=8)
+    drawn["pipeline.svg"] = md.show(piped.program(*deep.specs()), most=3)
+    sharded = md.compile(mlp.train_step(), "rows:8", "batch:rows", weight_update="sharded")
+    drawn["sharded_update.svg"] = md.show(sharded.program(*mlp.specs()))
     mesh, layout = mlp.layouts["data_model"]
     drawn["step.svg"] = md.show(md.compile(mlp.train_step(), mesh, layout).program(*mlp.specs()))
     return {name: picture.svg + "\n" for name, picture in drawn.items()}
+
+
+def two_layer_step(params: dict[str, md.Tensor], x: md.Tensor) -> tuple[dict[str, md.Tensor], md.Tensor]:
+    def loss(params: dict[str, md.Tensor], x: md.Tensor) -> md.Tensor:
+        return md.mean(md.square(md.dot(md.relu(md.dot(x, params["w"], "io")), params["v"], "hidden")))
+
+    value, grads = md.value_and_grad(loss)(params, x)
+    return {name: p - 0.1 * grads[name] for name, p in params.items()}, value
 
 
 def charts() -> dict[str, str]:
@@ -134,6 +163,12 @@ def charts() -> dict[str, str]:
     }
     most = max(report.peak_bytes for report in reports.values())
     drawn = {f"cost_memory_{name}.svg": memory_over_time(report, 920, most) for name, report in reports.items()}
+    specs = {"w": md.spec("io:4096 hidden:8192"), "v": md.spec("hidden:8192 out:4096")}, md.spec("batch:8192 io:4096")
+    for mode in ("none", "list"):
+        compiled = md.compile(
+            two_layer_step, "rows:8", "batch:rows", overlap=mode, machine=None if mode == "none" else A100
+        )
+        drawn[f"lanes_{mode}.svg"] = lanes(compiled.cost(*specs, machine=A100), 0.0048)
     return {"cost_time.svg": _alone(time_bars(reports))} | {name: _alone(svg) for name, svg in drawn.items()}
 
 
