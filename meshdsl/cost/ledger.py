@@ -197,7 +197,7 @@ def _lines(
 def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
     unread = set(step.reads)
     for eqn in step.eqns:
-        moved = [(v, program.local_bytes(v)) for v in eqn.outs if v in step.writes]
+        moved = [(v, written_bytes(program, eqn, v)) for v in eqn.outs if v in step.writes]
         # the last equation also pays for reads through views and for recomputed operands
         reads = unread if eqn is step.eqns[-1] else unread.intersection(eqn.ins)
         moved += [(v, read_bytes(program, eqn, v)) for v in _in_order(eqn.ins, reads)]

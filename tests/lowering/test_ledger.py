@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.ledger import ledger
 from meshdsl.models.mlp import mlp
 from meshdsl.models.transformer import lm
 from meshdsl.tools.compilers.stablehlo import read
@@ -145,3 +146,17 @@ def test_a_ring_sends_the_cotangents_that_are_read(argnums: tuple[int, ...], sen
     specs = [md.spec("n:4 d:2")] * 3
     assert cost_law(step.program(*specs), step.lower(*specs).as_text())
     assert sum(record.count for record in step.program(*specs).collectives if record.kind == "permute") == sent
+
+
+def test_an_update_in_place_moves_the_part_that_it_writes():
+    def fill(x: md.Tensor) -> md.Tensor:
+        def one(total: md.Tensor, row: md.Tensor) -> tuple[md.Tensor, None]:
+            new = md.broadcast(md.take(total, row, "own") + 1.0, "own:1 io:256")
+            return md.dynamic_update_slice(total, new, "own", row), None
+
+        return md.scan(one, x * 2.0, md.iota("trip:16"), over="trip")[0]
+
+    lines = ledger(md.compile(fill).program(md.spec("own:64 io:256"))).lines
+    inside = [line for line in lines if line.trips == 16]
+    row = 256 * 4
+    assert sum(line.hbm_bytes for line in inside) <= 3 * row + 64  # read, and written; of a stack of 64 rows
