@@ -156,7 +156,7 @@ def test_an_update_in_place_moves_the_part_that_it_writes():
 
         return md.scan(one, x * 2.0, md.iota("trip:16"), over="trip")[0]
 
-    lines = ledger(md.compile(fill).program(md.spec("own:64 io:256"))).lines
+    lines = ledger(md.compile(fill, "", "").program(md.spec("own:64 io:256"))).lines
     inside = [line for line in lines if line.trips == 16]
     row = 256 * 4
     assert sum(line.hbm_bytes for line in inside) <= 3 * row + 64  # read, and written; of a stack of 64 rows
