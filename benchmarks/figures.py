@@ -99,6 +99,11 @@ GROUPS = {
             "rate": "{rate:,.0f}", "public": "{public:,.0f}", "ratio": "{ratio:.2f}",
         },
     ),
+    "published": Group(
+        "benchmarks.published_pipelines gpt3 llama3 deepseek",
+        "{case}.{machine}.{chunks}",
+        {"step": "{step_s:.1f}", "mfu": "{mfu:.1%}", "exposed": "{exposed:.0%}", "peak": "{peak_gb:.1f}"},
+    ),
     "updates": Group(
         "models.sharded_update --json",
         "{setting}",

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from benchmarks import published_pipelines
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.models.llama import llama
@@ -333,3 +334,9 @@ def test_memory_has_the_ring_of_a_pipeline_once_and_no_transposes_of_its_stages(
     held = [tensor for tensor in found.by_tensor if tensor.name == "dynamic_update_slice"]
     assert rings and 0 < sum(tensor.bytes for tensor in held) <= sum(map(program.local_bytes, [*rings, *sums]))
     assert all(tensor.name != "transpose" for tensor in found.by_tensor)
+
+
+def test_the_smallest_row_of_the_published_pipelines():
+    row: dict[str, Any] = published_pipelines.predicted(published_pipelines.CASES["small"][0])
+    assert (row["devices"], row["bubble"], row["published"]) == (4, 0.429, "")
+    assert 0 < row["step_s"] < 1 and 0 < row["exposed"] < 1
