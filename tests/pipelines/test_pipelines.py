@@ -164,6 +164,16 @@ def test_a_weight_is_reduced_once_a_step(tied: bool, mesh: str, layout: str):
     assert tied or "all_reduce" not in kinds  # each stage computes the loss from what it has, and the last one's counts
 
 
+def test_sequence_parallel_gradients_are_reduced_once_a_step():
+    """Two dims share an axis: the length of activations, and the dims of the weights whose gradients sum over it."""
+    work = SMALL.replace(batch=16, heads=2)
+    plan = md.Plan(
+        "stages:2 data:2 cols:2", "layer:stages; batch:data; length:cols; heads:cols; d_ff:cols", microbatches=4
+    )
+    program = md.compile(work.train_step(), plan=plan).program(*work.specs())
+    assert {record.count for record in program.collectives if "data" in record.axes} == {1}
+
+
 @pytest.mark.parametrize("layers", [4, 5])
 def test_a_sharded_update_gathers_and_scatters_each_weight_once_a_step(layers: int):
     work = SMALL.replace(layers=layers)

@@ -167,9 +167,10 @@ class ReductionCut:
             return NONE
         labels = labels_of(eqn)
         gone = set(vanishing(labels))
-        return self._split(
-            tuple(d for v, names in zip(eqn.ins, labels.ins, strict=True) for d in v.dims if names.get(d.name) in gone)
-        )
+        given = zip(eqn.ins, labels.ins, strict=True)
+        summed = tuple(d for v, names in given for d in v.dims if names.get(d.name) in gone)
+        kept = tuple(d for v in eqn.outs for d in v.dims)  # their axes split the result, so the sum is whole over them
+        return self._split(summed) - self._split(kept)
 
     def cost(self, v: Var, axes: AxisSet) -> int:
         """The bytes that one device sends to reduce v, in units of `1 / UNIT` byte.
