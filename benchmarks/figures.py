@@ -91,6 +91,25 @@ GROUPS = {
         "chunks.{chunks}",
         {"predicted": "{predicted_ms:.1f}", "cycles": "{cycles:,}", "peak": "{peak_bytes:,}"},
     ),  # with a Python that has the extra `aot`
+    "tpu": Group(
+        "benchmarks.tpu_cycles", "{workload}.{candidate}", {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}"}
+    ),  # with a Python that has the extra `aot`; then with --large
+    "tpu_memory": Group(
+        "benchmarks.tpu_memory",
+        "{points}",
+        {
+            "count": "{count}", "median": "{median_error:.1%}", "worst": "{worst_error:.1%}",
+            "above": "{above_5_percent}",
+        },
+    ),  # the same
+    "ground": Group(
+        "benchmarks.ground --data measurements.json",
+        "{by}.{source}.{machine}",
+        {
+            "rows": "{rows}", "error": "{mean_error:.1%}", "bias": "{bias:+.1%}", "inside": "{in_interval:.0%}",
+            "tau": "{tau:.2f}", "within": "{tau_within_choices:.2f}", "lost": "{lost_by_best:.1%}",
+        },
+    ),  # of a file of published runs
     "presets": Group(
         "benchmarks.presets",
         "{name}",
@@ -114,7 +133,7 @@ GROUPS = {
             "peak_replicated": "{replicated_peak_mb:,}", "peak_sharded": "{sharded_peak_mb:,}",
         },
     ),
-    "ranges": Group("benchmarks.overlap_range", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),
+    "ranges": Group("tests.overlap.range_lengths", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),
 }  # fmt: skip
 
 

@@ -27,7 +27,6 @@ from typing import Any
 import jax
 
 import meshdsl as md
-from meshdsl.cost.network import place
 from meshdsl.models.moe_transformer import FAMILY, preset
 
 LAYOUT = "batch:rows; group:rows; expert:rows"
@@ -177,7 +176,7 @@ def communication() -> Iterator[dict[str, Any]]:
         network = machine_with(wraps).network
         times: dict[int, dict[str, float]] = {}
         for n in (2**i for i in range(4, 12)):
-            placement = place(network, md.Mesh(f"d:{n}"))
+            placement = md.place(network, md.Mesh(f"d:{n}"))
             sizes = {"all_reduce": 1, "all_to_all": n, "all_gather": n, "permute": 1}
             times[n] = {k: 1e3 * placement.seconds(k, ["d"], megabytes * 1e6 * many) for k, many in sizes.items()}
             rounded = {kind: round(each, 3) for kind, each in times[n].items()}

@@ -162,6 +162,7 @@ def compare(name: str, makers: Candidates, texts: str | None = None) -> dict[str
         executable = make()
         by_candidate[candidate] = figures(executable)
         line = {"figure": "tpu_cycles", "workload": name, "candidate": candidate, **by_candidate[candidate]}
+        line["peak_mb"] = round(by_candidate[candidate]["peak"] / 1e6, 1)
         print(json.dumps(line | {"seconds": round(time.perf_counter() - start, 1)}), flush=True)
         if texts:
             Path(texts, f"{name.replace(' ', '_')}-{candidate}.txt").write_text(executable.as_text() or "")

@@ -70,6 +70,7 @@ def summary(lines: list[Line], label: str) -> Line:
         "count": len(lines),
         "median_error": round(statistics.median(errors), 4),
         "worst_error": max(errors),
+        "above_5_percent": sum(error > 0.05 for error in errors),
     }
 
 

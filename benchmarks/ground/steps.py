@@ -30,7 +30,7 @@ def steps(runs: Sequence[Run], programs: Programs) -> Iterator[dict[str, object]
         for i, (run, time) in enumerate(zip(runs, times, strict=True)):
             groups[run.source, run.machine, key(run, time)].append(i)
         for (source, machine, value), at in sorted(groups.items(), key=str):
-            labels: dict[str, object] = {"part": "steps", "source": source, "machine": machine}
+            labels: dict[str, object] = {"part": "steps", "by": name or "all", "source": source, "machine": machine}
             if name:
                 labels[name] = value
             yield labels | quality([runs[i] for i in at], seconds[at], width[at], name == "")

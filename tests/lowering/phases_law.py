@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -124,13 +124,12 @@ def in_a_row(program: Program) -> list[Eqn]:
 
 def could_be_one(program: Program, first: Eqn, second: Eqn) -> bool:
     """True if one collective, over the axes of both in some order, gives the sharding that the two give."""
-    orders = (first.op.axes + second.op.axes, second.op.axes + first.op.axes)
-    for axes in orders if dataclasses.is_dataclass(second.op) and hasattr(second.op, "axes") else ():
+    one, other = first.collective, second.collective
+    assert one is not None and other is not None
+    for axes in (one.axes + other.axes, other.axes + one.axes):
         try:
-            if (
-                dataclasses.replace(second.op, axes=axes).step(first.ins[0].sharding, program.mesh)
-                == second.outs[0].sharding
-            ):
+            whole: Any = dataclasses.replace(cast(Any, other), axes=axes)
+            if whole.step(first.ins[0].sharding, program.mesh) == second.outs[0].sharding:
                 return True
         except (InternalError, TypeError):  # it does not apply, or has no axes of its own
             pass

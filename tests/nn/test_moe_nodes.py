@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_a_node_has_a_token_once_and_every_kept_choice():
     def f(gates: md.Tensor) -> Any:
         assignment = moe.assign(gates, tokens="token", experts="expert", capacity=md.Dim("slot", 5), **options)
         exchange = moe.by_node(assignment, md.Dim("node", 4))
-        by = [[(c.expert, c.kept) for c in each.by] for each in (assignment, exchange.to_nodes)]
+        by = [[(c.expert, c.kept) for c in cast(Any, each.by)] for each in (assignment, exchange.to_nodes)]
         return *by, exchange.sent[0]
 
     gates = md.tensor(np.random.default_rng(0).random((16, 8)), "token expert")

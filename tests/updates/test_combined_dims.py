@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ def step(w: md.Tensor, m: md.Tensor, x: md.Tensor) -> tuple[md.Tensor, md.Tensor
     return w - m, m
 
 
-def program(w: str, devices: int, **options: object) -> md.Program:
+def program(w: str, devices: int, **options: Any) -> md.Program:
     compiled = md.compile(step, f"all:{devices}", "batch:all", weight_update=md.WeightUpdate("sharded", **options))
     return compiled.program(md.spec(w), md.spec(w), md.spec(f"batch:{devices} a:3 b:3"))
 

@@ -25,7 +25,7 @@ from ...trace import Tensor, tensor
 from .arguments import check_no_url, check_step
 from .checkpoints import Checkpoints
 from .manifest import StoredTensor
-from .restore import Reader
+from .restore import OpenStep
 from .strict import items, keys, parse, show, text
 
 __all__ = ["export_orbax", "export_safetensors", "extra", "import_orbax", "import_safetensors"]
@@ -184,7 +184,7 @@ def extra(module: str, extra: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _step(checkpoints: Any, step: Any) -> Iterator[Reader]:
+def _step(checkpoints: Any, step: Any) -> Iterator[OpenStep]:
     """Opens a step of `checkpoints` for reading."""
     if not isinstance(checkpoints, Checkpoints):
         raise ShapeError(f"the first argument must be md.Checkpoints(directory), got {type(checkpoints).__name__}")
@@ -205,7 +205,7 @@ def library_errors(kind: type[CheckpointError], failure: str) -> Iterator[None]:
         raise at(kind(f"{failure}: {type(error).__name__}: {str(error)[:300]}"), caller()) from error
 
 
-def _entries(reader: Reader, prefix: str) -> dict[str, StoredTensor]:
+def _entries(reader: OpenStep, prefix: str) -> dict[str, StoredTensor]:
     """The tensors whose path starts with the prefix, by the rest of their paths."""
     stored = reader.manifest.tensors
     entries = {p.removeprefix(prefix): e for p, e in stored.items() if p.startswith(prefix) and p != prefix}
@@ -215,7 +215,7 @@ def _entries(reader: Reader, prefix: str) -> dict[str, StoredTensor]:
     return entries
 
 
-def _metadata(reader: Reader, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+def _metadata(reader: OpenStep, arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
     header, entries = reader.manifest.header, _entries(reader, prefix)
     tensors = {path: [[d.name for d in entry.type.dims], _sha256(arrays[path])] for path, entry in entries.items()}
     return {"step": header.step, "config": header.config, "data": header.data, "key": header.key, "tensors": tensors}

@@ -136,7 +136,7 @@ class OrbaxStore:
 
 
 class _Reader:
-    """The `Reader` of one step; Orbax's own checksums find corruption."""
+    """The `OpenStep` of one step; Orbax's own checksums find corruption."""
 
     def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest):
         self.store, self.path, self.manifest, self.bytes_read = store, path, manifest, 0

@@ -19,7 +19,7 @@ from .manifest import Manifest, StoredTensor
 from .read import step_name
 from .trees import check_fit, flat
 
-__all__ = ["Reader", "Restored", "RestoreRequest", "Store", "restore_newest", "restore_step"]
+__all__ = ["OpenStep", "Restored", "RestoreRequest", "Store", "restore_newest", "restore_step"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RestoreRequest(NamedTuple):
     program: Program | None
 
 
-class Reader(Protocol):
+class OpenStep(Protocol):
     """An open step. `bytes_read` is the number of tensor bytes that this process has read so far."""
 
     manifest: Manifest
@@ -85,7 +85,7 @@ class Store(Protocol):
         ...
 
     def open(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """A `Reader` of a step; raises `CheckpointError` if its description is missing or invalid."""
+        """A `OpenStep` of a step; raises `CheckpointError` if its description is missing or invalid."""
         ...
 
     def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
@@ -154,7 +154,7 @@ def restore_step(store: Store, step: int, request: RestoreRequest) -> Restored:
     return restored
 
 
-def _read(store: Store, reader: Reader, request: RestoreRequest) -> Restored:
+def _read(store: Store, reader: OpenStep, request: RestoreRequest) -> Restored:
     stored, header = reader.manifest, reader.manifest.header
     like = {path: entry.type for path, entry in stored.tensors.items()} if request.like is None else request.like
     leaves = flat(like)

@@ -5,7 +5,7 @@ before and after a layer's all_to_alls and experts that its parts include; 0: th
 in the number of parts, 2 or 4, that makes the step fastest. Two cases: few layers and a large batch, many layers and a
 small one.
 
-    python -m benchmarks.overlap_range
+    python -m tests.overlap.range_lengths
 """
 
 from __future__ import annotations
