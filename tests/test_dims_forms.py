@@ -284,9 +284,13 @@ ROWS += [
     *(layer(f"state_space.{p}", NEW if p == "states" else ONE, text,
             lambda d, x, p=p: NN.state_space(x, **{"states": "states:3", p: d}), SEQ)
       for p, text in (("states", "states:3"), ("over", "model:8"), ("along", "length:4"))),
-    *(layer(f"{name}.{p}", NEW if p in ("experts", "hidden") else ONE, text, lambda d, x, p=p: moe(x, **{p: d}), SEQ)
+    *(layer(f"{name}.{p}", NEW if p in ("experts", "hidden", "nodes") else ONE, text,
+            lambda d, x, p=p: moe(x, **{p: d}), SEQ)
       for name in ("moe_layer", "moe.moe_layer")
-      for p, text in (("experts", "expert:2"), ("hidden", "inner:6"), ("tokens", "length:4"), ("over", "model:8"))),
+      for p, text in (("experts", "expert:2"), ("hidden", "inner:6"), ("tokens", "length:4"), ("over", "model:8"),
+                      ("nodes", "node:2"))),
+    ("nn.moe.by_node.node", NEW, "node:3", lambda d, g: _results(
+        NN.moe.by_node(routed(NN.moe.assign, g), d).to_nodes), (md.spec("t:4 e:3"),)),
     *((f"nn.moe.{name}.{p}", NEW if p == "capacity" else ONE, text,
        lambda d, g, f=name, p=p: _results(routed(getattr(NN.moe, f), g, **{p: d})), (md.spec("t:4 e:3"),))
       for name in ("assign", "route") for p, text in (("tokens", "t:4"), ("experts", "e:3"), ("capacity", "s:2"))),

@@ -9,6 +9,7 @@ import numpy as np
 
 import meshdsl as md
 from meshdsl.dims import Dim
+from meshdsl.ops.slicing import swap_blocks
 
 from .operands import INTS, REAL, X, size_of
 from .row import INDEX, In, Row
@@ -37,6 +38,8 @@ def shapes() -> Iterator[Row]:
     yield Row("squeeze", lambda x: md.squeeze(x, "e"), (In("a e=1 b"),), lambda x: x[:, 0], every)
     yield Row("tril", lambda x: md.tril(x, "a", "b", -1), (X,), lambda x: np.tril(x, -1), every)
     yield Row("triu", lambda x: md.triu(x, "b", "a", 1), (In("a b c"),), lambda x: np.triu(x.T, 1).T, every)
+    swapped = lambda x: x.reshape(2, 3, x.shape[0] // 6, x.shape[1]).swapaxes(0, 1).reshape(x.shape)
+    yield Row("swap_blocks", lambda x: swap_blocks(x, "n", 2, 3), (In("n=6*a b"),), swapped, every)
     part = lambda x: md.slice(x, "a", size_of(x, "a") // 3, size_of(x, "a") - size_of(x, "a") // 3)
     yield Row("slice", part, (X,), lambda x: x[len(x) // 3 :], every)
     yield Row("slice_stride", lambda x: md.slice(x, "b", 0, (size_of(x, "b") + 1) // 2, 2), (X,), lambda x: x[:, ::2], every)

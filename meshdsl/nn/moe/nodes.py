@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import meshdsl as md
 
+from ..precision import DimLike, new_dim
 from .assignment import Assignment, Choice, Picks
 from .slots import slots_of
 
@@ -39,7 +40,7 @@ class NodeExchange:
     within: Callable[[md.Tensor, md.Tensor], Assignment]
 
 
-def by_node(assignment: Assignment, node: md.Dim) -> NodeExchange:
+def by_node(assignment: Assignment, node: DimLike) -> NodeExchange:
     """An assignment in two steps: to nodes, of consecutive experts each, and to the experts of a node.
 
     >>> import meshdsl as md
@@ -52,6 +53,7 @@ def by_node(assignment: Assignment, node: md.Dim) -> NodeExchange:
 
     Raises `ShapeError` if experts choose tokens, and if the experts do not divide into that many nodes.
     """
+    node = new_dim(node, "the nodes")
     token, expert, slot, by = assignment.tokens, assignment.experts, assignment.capacity, assignment.by
     if isinstance(by, Picks):
         raise md.ShapeError("nodes= is for routers where tokens choose experts; in this one, experts choose tokens")
