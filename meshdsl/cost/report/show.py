@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -117,7 +118,8 @@ def _hidden(report: Report) -> str:
     line = report.timeline
     if not line.communication:
         return "nothing is sent"
-    hidden = max(line.communication - line.exposed, 0.0)
+    equal = math.isclose(line.communication, line.exposed, rel_tol=1e-9)  # sums of the same times in other orders
+    hidden = 0.0 if equal else max(line.communication - line.exposed, 0.0)
     return f"{percent(hidden, line.communication)} of {seconds(line.communication)} hidden behind compute"
 
 
