@@ -126,7 +126,7 @@ def v5e() -> md.Machine:
 
 
 def between_slices(name: str, f: Any, plan: md.Plan, args: tuple[Any, ...], steps: str) -> dict[str, Any]:
-    """What the TPU compiler sends between two slices, and what our program states over the axis `slice`."""
+    """The bytes that the TPU compiler sends between two slices, beside those of our program over the axis `slice`."""
     rules = str(plan.layout).replace("node", "slice").replace("gpu", "chip")
     on = None if steps == "flat" else v5e()
     program = md.compile(f, "slice:2 chip:8", rules, steps=steps, machine=on).program(*args)

@@ -81,7 +81,7 @@ def _first_sentence(name: str) -> str:
 
 def _as_rst(text: str) -> Iterator[str]:
     """Docstrings mark code with single backticks; in reStructuredText these are double ones."""
-    listing = False  # an indented paragraph after "::" stands as it is
+    listing = False  # an indented paragraph after "::" is copied unchanged
     for line in text.splitlines():
         listing = line.startswith("    ") if listing and line.strip() else listing or line.endswith("::")
         session = line.lstrip().startswith((">>>", "..."))
@@ -116,7 +116,7 @@ def _table(function: Any) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text in which the signs of reStructuredText outside of code stand for themselves."""
+    """The text with the markup characters of reStructuredText escaped, except in code."""
     return re.sub(r"(`[^`]*`)|([*|_])", lambda match: match[1] or f"\\{match[2]}", text)
 
 

@@ -1,4 +1,4 @@
-"""Where no dim of a weight is long enough, its update is sharded over two (Xu et al., 2020, non-divisible shapes)."""
+"""The update of a weight is sharded over two dims if no single one is long enough (Xu et al., 2020)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def annotated_splits(graph: Graph, rules: Mapping[str, Axes]) -> dict[Var, Split
 
 
 def _of_operands(eqn: Eqn, asked: Mapping[Var, Split]) -> Iterator[tuple[Var, Split]]:
-    """What an annotation, or the result of an operation that passes its dims, asks of each operand."""
+    """The axes that one equation requests for the dims of each operand: an annotation's own, or those of its result."""
     if eqn.op is SHARD:
         split = dict(eqn.params["split"]).items()
         yield eqn.ins[0], {d: Annotation(tuple(axes), eqn.where) for d, axes in split if axes}

@@ -1,4 +1,4 @@
-"""What a store of steps does, and how `Checkpoints` restores a step, or the newest that every process can read."""
+"""The interface of a store of checkpoints, and the restore of one step, or of the newest that every process can read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OpenStep(Protocol):
 
 
 class Store(Protocol):
-    """Where the steps of `Checkpoints` are. All processes make the same calls."""
+    """A place that stores checkpoints: a directory or a URL. All processes make the same calls."""
 
     directory: Any
 

@@ -85,7 +85,7 @@ def _json_value(value: Any, name: str) -> Any:
 
 
 def checked_state(values: Any, config: Any, data: Any, key: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a step stores as JSON, and its tensors by path; raises `ShapeError` for values that cannot be stored."""
+    """The JSON values of a step and its tensors by path; raises `ShapeError` for values that cannot be stored."""
     words = None if key is None else _key_words(key)
     fields = {"config": _json_value(config, "config"), "data": _json_value(data, "data"), "key": words}
     tensors = _tensors_of(values)

@@ -216,7 +216,7 @@ def fused(source: Sharding, steps: Sequence[Step], mesh: Mesh) -> Iterator[tuple
 
 
 def test_a_detour_over_an_idle_fast_axis():
-    """What the slow axis carries is divided over the fast one, on which the value is replicated."""
+    """A value replicated on the fast axis is sliced there first, so the slow axis sends less."""
     network = Network((NetworkTier("switch", {"gpu": 4}, 64e9), NetworkTier("switch", {"node": 2}, 1e9)))
     mesh = Mesh("node:2 gpu:4")
     arguments = (Sharding.of({}, ["node"]), Sharding(), dims("x:4096 y:8"), mesh, Extents(), 4)
