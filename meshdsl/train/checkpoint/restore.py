@@ -1,4 +1,4 @@
-"""The interface of a store of checkpoints, and the restore of one step, or of the newest that every process can read."""
+"""The interface of a store of checkpoints; restoring one step, or the newest that every process can read."""
 
 from __future__ import annotations
 
