@@ -11,7 +11,6 @@ import jax
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError, MeshdslError, at, caller
-from ..errors.no_effect import NoEffectError, no_effect
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
@@ -19,8 +18,9 @@ from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
 from .knobs import check_chunks, check_kernel, check_steps
+from .memory_limit import check_limit
 from .pipeline import Options
-from .plan import Plan, planned, takes
+from .plan import Plan, planned
 
 __all__ = ["compile", "host_devices"]
 
@@ -130,7 +130,7 @@ def compile(
             steps=steps,
             chunks=check_chunks(chunks),
             strict=strict,
-            memory_limit=_checked(memory_limit, step, unplanned, strict),
+            memory_limit=check_limit(memory_limit, step, unplanned, strict),
         )
     except MeshdslError as error:
         raise at(error, caller()) from None
@@ -152,25 +152,6 @@ def _cost_machine(
     if machine is None and updates.mode != "auto" and windows.mode == "none":
         return None
     return machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
-
-
-def _checked(limit: float | None, plan: Plan, f: Callable[..., Any], strict: bool) -> float | None:
-    """The memory limit; raises `LayoutError` if it is no number of bytes, or if something else sets what it decides."""
-    if limit is None:
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
-        raise LayoutError(f"memory_limit is a number of bytes above 0, or None for no limit; got {limit!r}")
-    if plan.remat != "model":
-        raise LayoutError(f"memory_limit decides what is recomputed, and the plan has remat={plan.remat!r}; drop one")
-    if takes(f, "remat"):
-        return limit
-    name = getattr(f, "__name__", "the function")
-    error = NoEffectError(
-        f"memory_limit={limit:g} has no effect: {name} does not take remat\n"
-        "  a step takes it as a keyword argument: def step(params, batch, *, remat=...)"
-    )
-    no_effect(error, strict)
-    return None
 
 
 def _check_alone(

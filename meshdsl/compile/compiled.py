@@ -13,17 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
-from ..cost.memory import memory
 from ..cost.network import place
 from ..cost.report.evaluate import cost as report
 from ..cost.report.report import Report
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
 from ..errors.markup import page_part
 from ..errors.no_effect import NoEffectError, no_effect
-from ..errors.units import show_bytes
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
@@ -36,9 +33,9 @@ from ..trace.tensors import concrete
 from ..updates.weight_update import UpdateTable
 from .arguments import bind
 from .inside_jax import array_function, traced_by_jax
-from .knobs import RECOMPUTATIONS
+from .memory_limit import fitting
 from .pipeline import Options, Stage
-from .plan import Plan, machine_text, planned
+from .plan import Plan, machine_text
 from .signature import Stages, Traced, argument_path, check_count, spec_of_argument
 
 __all__ = ["Compiled", "History"]
@@ -187,32 +184,13 @@ class Compiled:
                     return Stages(traced, self.mesh, self.layout, self.donate, self.options)
 
                 limit = self.options.memory_limit
-                self._stages[key] = stages(self.function) if limit is None else self._fitting(stages, limit)
+                if limit is None:
+                    self._stages[key] = stages(self.function)
+                else:
+                    self.step, self._stages[key] = fitting(self.step, self.unplanned, stages, limit)
             return self._stages[key], leaves
         except MeshdslError as error:
             raise at(error, caller()) from None
-
-    def _fitting(self, stages: Callable[[Callable[..., Any], str], Stages], limit: float) -> Stages:
-        """The stages without rematerialisation, or of those that fit the limit, with the one of fewest operations."""
-        peaks: dict[str, int] = {}
-        fitting: list[tuple[float, int, Plan, Stages]] = []
-        for remat in RECOMPUTATIONS:
-            step = self.step.replace(remat=remat)
-            made = stages(planned(self.unplanned, step), remat)
-            donated = [made.program.ins[i] for i in made.donated]
-            peaks[remat] = memory(made.program, donated=donated, machine=self.options.machine or "tpu-v5e").peak
-            if peaks[remat] <= limit:
-                fitting.append((ledger(made.program).flops, len(fitting), step, made))
-                if remat == "none":  # loops recompute what is faster to recompute
-                    break
-        if not fitting:
-            listing = ", ".join(f"{remat} {show_bytes(peak)}" for remat, peak in peaks.items())
-            raise LayoutError(
-                f"the step does not fit memory_limit={show_bytes(limit)} with any rematerialisation: {listing}\n"
-                "  shard more dims, use weight_update='sharded', or more microbatches"
-            )
-        _, _, self.step, made = min(fitting)
-        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the mesh's devices; results are tensors over global arrays."""
