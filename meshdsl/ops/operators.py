@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ShapeError, TraceError, at, caller
 from ..trace import Tensor
+from ..trace.tensors import is_public
 from . import elementwise as ops
 from . import reductions
 from .dtypes import cast
@@ -57,7 +58,7 @@ def _numpy_function(x: Tensor, function: np.ufunc, method: str, *args: Any, **op
         use = f"use the operator {reflected[1]}"
     else:
         own = "abs" if name == "absolute" else name
-        use = f"use md.{own}" if own in ops.__all__ else f"use md.map(jnp.{name}, ...)"
+        use = f"use md.{own}" if is_public(own) else f"use md.map(jnp.{name}, ...)"
     raise at(
         TraceError(
             f"np.{name} takes arrays, and this is {x.type}, whose dims have names\n"

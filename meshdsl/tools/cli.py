@@ -21,7 +21,6 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from ..cost.report.schema import SCHEMA_VERSION
 from ..errors import InternalError, LayoutError, MeshdslError, Where, caller, raised
 from ..errors.jax_version import check_jax
 from ..errors.no_effect import reported
@@ -46,7 +45,7 @@ from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, OK, printable
 from .commands.output import json_lines, steady
 from .commands.parser import Parser
 
-__all__ = ["SCHEMA_VERSION", "main", "parser"]
+__all__ = ["main", "parser"]
 
 GROUPS = {
     "start": (init, list_, doctor),

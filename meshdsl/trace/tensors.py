@@ -22,6 +22,11 @@ from ..ir import Type
 __all__ = ["Tensor", "TracedTensor", "concrete"]
 
 
+def is_public(name: str) -> bool:
+    """Whether `md.<name>` is there, for messages that point to it."""
+    return name in sys.modules[__name__.partition(".")[0]].__all__
+
+
 class Tensor:
     """A value with named dims. Create one with `md.tensor`; a traced function receives traced ones.
 
@@ -206,7 +211,7 @@ class Tensor:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            function = f"; write md.{name}(x)" if name in sys.modules[__name__.partition(".")[0]].__all__ else ""
+            function = f"; write md.{name}(x)" if is_public(name) else ""
             raise AttributeError(f"a tensor has no method or field {name!r}{function}")
 
     def block_until_ready(self) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import pytest
 
+from meshdsl.cost.report.schema import SCHEMA_VERSION
 from meshdsl.tools import cli
 from meshdsl.tools.commands import doctor
 from meshdsl.train import configure, load
@@ -152,7 +153,7 @@ def test_cli_train_loss_is_equal_under_two_layouts():
     for layout, run in runs.items():
         assert run.code == 0, run.err
         records = [json.loads(line) for line in run.out.splitlines()]
-        assert {r["schema_version"] for r in records} == {cli.SCHEMA_VERSION}
+        assert {r["schema_version"] for r in records} == {SCHEMA_VERSION}
         assert [r["event"] for r in records] == ["start", *["step"] * 4, "eval", "end"]
         losses[layout] = [r["loss"] for r in records if "loss" in r]
         check_schema(records)
@@ -233,7 +234,7 @@ def test_explain_program_and_table(golden: Callable[[str, str], None]):
     assert program == in_default_precision("explain", "workloads.py:bigram", "--layout", "grid", "--program").out
     golden("cli/explain_table", table)
     record = json.loads(in_default_precision("explain", "workloads.py:bigram", "--layout", "grid", "--json").out)
-    assert (record["schema_version"], record["command"]) == (cli.SCHEMA_VERSION, "explain")
+    assert (record["schema_version"], record["command"]) == (SCHEMA_VERSION, "explain")
     assert record["program"] + "\n" == program
     assert {"kind", "axes", "count", "bytes", "wire_bytes"} == set(record["collectives"][0])
 
