@@ -215,21 +215,21 @@ class Stages:
         accepted = self.accepted
         if owns == accepted and [x.shape for x in given] == self.sizes and True not in [x.is_deleted() for x in given]:
             return given  # in most calls, the arguments are results of the last one
-        arrays: list[jax.Array] = []
-        for i, (x, stored, own) in enumerate(zip(leaves, given, owns, strict=True)):
-            sizes, sharding = self.sizes[i], self.shardings[i]
-            if own is None:
-                arrays.append(self.place(x, self.program.ins[i], sharding))
-                continue
-            if stored.is_deleted():
-                raise self.deleted(i)
-            if stored.shape != sizes or not (own is accepted[i] or own.is_equivalent_to(sharding, len(sizes))):
-                arrays.append(self.place(x, self.program.ins[i], sharding))
-                continue
-            arrays.append(stored if own is accepted[i] else self.over_own_axes(i, stored))
-            if arrays[-1] is stored:
-                accepted[i] = own
-        return arrays
+        return [self.array(i, *each) for i, each in enumerate(zip(leaves, given, owns, strict=True))]
+
+    def array(self, i: int, x: Any, stored: Any, own: Any) -> jax.Array:
+        """One argument in the sharding that the program takes. `own` is its own sharding, None if it has none."""
+        sizes, sharding, accepted = self.sizes[i], self.shardings[i], self.accepted
+        if own is not None and stored.is_deleted():
+            raise self.deleted(i)
+        known = own is accepted[i]
+        fits = own is not None and stored.shape == sizes and (known or own.is_equivalent_to(sharding, len(sizes)))
+        if not fits:
+            return self.place(x, self.program.ins[i], sharding)
+        array = stored if known else self.over_own_axes(i, stored)
+        if array is stored:
+            accepted[i] = own
+        return array
 
     def over_own_axes(self, i: int, array: jax.Array) -> jax.Array:
         """An argument in an equivalent sharding, not over Explicit axes that the program lacks, where JAX raises.

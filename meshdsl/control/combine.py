@@ -90,10 +90,11 @@ def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Seque
 
 def _passes(eqn: Eqn, name: str) -> bool:
     """True if the equation treats the places of a dim independently and alike."""
-    op, ins, outs = eqn.operation, [v.type for v in eqn.ins], [v.type for v in eqn.outs]
-    if not any(name in names(t.dims) for t in (*ins, *outs)) or isinstance(eqn.control, Call):
+    op, ins = eqn.operation, [v.type for v in eqn.ins]
+    taken, given = ([name in names(v.dims) for v in side] for side in (eqn.ins, eqn.outs))
+    if not any(taken + given) or isinstance(eqn.control, Call):
         return True
-    kept = any(name in names(t.dims) for t in ins) and all(name in names(t.dims) for t in outs)
+    kept = any(taken) and all(given)
     blocked = op.blocked(*ins, **eqn.params) if op.blocked is not None else ()
     if not kept or name in blocked or op.moves is not None or op.inside_blocks:
         return False

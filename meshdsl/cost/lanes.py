@@ -260,15 +260,11 @@ class LaneSchedule:
                 continue
             took = item.end - item.start
             lines = self.ledger.of(item.step)
-            lane = COMPUTE
+            lane = COMPUTE if item.inner is not None else _lane(item)
             if item.inner is not None:
                 computed = took - item.inner.exposed
                 total.add(item.inner, stretch=computed / item.inner.compute if item.inner.compute else 1.0)
             else:
-                if isinstance(item.step, Send):
-                    lane = lane_of(item.step.axes)
-                elif HOST in item.lanes:
-                    lane = HOST
                 alone = took if lane != COMPUTE and item.computes else item.alone
                 times = {index: took * weight for index, weight in item.weights.items()}
                 total.add(
@@ -279,6 +275,12 @@ class LaneSchedule:
             if item.inner is not None:
                 total.events += [replace(e, start=item.start + e.start) for e in item.inner.events]
         return total
+
+
+def _lane(item: _Item) -> str:
+    if isinstance(item.step, Send):
+        return lane_of(item.step.axes)
+    return HOST if HOST in item.lanes else COMPUTE
 
 
 def _repeated(once: LaneSpan, trips: int) -> LaneSpan:

@@ -105,8 +105,7 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
             products += computing
             full += at_peak
         elif not fused or _multiplies(line):
-            slow = machine.transcendental and _transcendental(line)
-            computing = line.flops / (machine.transcendental if slow else machine.vector)
+            computing = _vector_seconds(line, machine)
             vector += computing
         alone.append(max(computing, memory * size / total_bytes if total_bytes else 0.0))
     total = sum(alone)
@@ -161,5 +160,6 @@ def _multiplies(line: Line) -> bool:
     return isinstance(line.eqn.op, Op) and line.eqn.op.product is Product.MATMUL
 
 
-def _transcendental(line: Line) -> bool:
-    return isinstance(line.eqn.op, Op) and line.eqn.op.transcendental
+def _vector_seconds(line: Line, machine: Machine) -> float:
+    slow = machine.transcendental and isinstance(line.eqn.op, Op) and line.eqn.op.transcendental
+    return line.flops / (machine.transcendental if slow else machine.vector)

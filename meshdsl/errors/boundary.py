@@ -18,7 +18,7 @@ import inspect
 import traceback
 import types
 import typing
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -116,14 +116,19 @@ def _wrapped(function: Callable[..., Any], name: str, fields: Iterable[str] = ()
             raise _at_caller(wrong)
         for field in fields:
             object.__setattr__(args[0], field, guarded(getattr(args[0], field), f"{name}.{field}"))
-        if isinstance(result, types.GeneratorType):
-            return _iterated(result, name, values)
-        if name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
-            return _returned(result, name)
-        return result
+        return _guarded_result(result, name, values)
 
     call.is_guarded = True  # pyright: ignore[reportAttributeAccessIssue] - a mark for `_is_guarded`
     return call
+
+
+def _guarded_result(result: Any, name: str, values: Sequence[Any]) -> Any:
+    """A result whose own errors are explained too: those of a generator's items, or of a returned function."""
+    if isinstance(result, types.GeneratorType):
+        return _iterated(result, name, values)
+    if name in _RETURNS_FUNCTIONS and isinstance(result, types.FunctionType):
+        return _returned(result, name)
+    return result
 
 
 def _at_caller(error: MeshdslError) -> MeshdslError:

@@ -61,6 +61,10 @@ def _cleaned(graph: G, cleaned: G, unchanged: WeakSet[Graph]) -> G:
     return cleaned
 
 
+def _at(values: Sequence[Var], places: Sequence[int]) -> tuple[Var, ...]:
+    return tuple(values[i] for i in places)
+
+
 def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
     """Remove a scan's unused stacked results and the carries that only feed themselves."""
     loop = eqn.control
@@ -79,8 +83,8 @@ def _without_unused_rows(eqn: Eqn, live: set[Var]) -> Eqn:
     unused = set(range(n)) - used
     outs = [i for i in range(len(body.outs)) if i in used]
     ins = [i for i in range(len(body.ins)) if i - consts not in unused or not consts <= i < consts + n]
-    body = body.replace(ins=tuple(body.ins[i] for i in ins), outs=tuple(body.outs[i] for i in outs))
-    eqn = eqn.replace(ins=tuple(eqn.ins[i] for i in ins), outs=tuple(eqn.outs[i] for i in outs))
+    body = body.replace(ins=_at(body.ins, ins), outs=_at(body.outs, outs))
+    eqn = eqn.replace(ins=_at(eqn.ins, ins), outs=_at(eqn.outs, outs))
     return eqn.with_control(body=body, carries=n - len(unused))
 
 

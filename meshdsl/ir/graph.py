@@ -336,10 +336,9 @@ def _lines(
             continue
         for v in eqn.outs:
             names[v] = _name(v, names)
-        outs = ", ".join(names[v] for v in eqn.outs)
-        ins = " ".join(names[v] for v in eqn.ins)
+        outs, ins = ", ".join(map(names.__getitem__, eqn.outs)), " ".join(map(names.__getitem__, eqn.ins))
         params = " ".join(f"{k}={_short(v)}" for k, v in _shown(eqn))
-        types = ", ".join(show_type(v) for v in eqn.outs)
+        types = ", ".join(map(show_type, eqn.outs))
         annotation = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
         yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", annotation
         for key, sub in eqn.graphs().items():
@@ -348,7 +347,7 @@ def _lines(
                 inner[v] = _name(v, inner)
             yield f"{indent}    {key}({', '.join(f'{inner[v]}: {show_type(v)}' for v in sub.ins)}):", ""
             yield from _lines(sub, inner, show_type, note, indent + "    ")
-    yield f"{indent}  return {', '.join(names[v] for v in graph.outs)}", ""
+    yield f"{indent}  return {', '.join(map(names.__getitem__, graph.outs))}", ""
 
 
 # parameters that are not printed: the printed types already show them, or they are internal tables

@@ -174,12 +174,19 @@ def _barriers(body: Graph, rows: Sequence[Var]) -> dict[Var, int]:
     return {eqn.outs[0]: rows.index(eqn.ins[0]) for eqn in found}
 
 
+def _rows(x: Any, trips: int) -> Any:
+    """An operand of `lax.scan`. The stacked dim may be stored with padding."""
+    x = x if x.shape[0] == trips else x[:trips]
+    return Jax.reshape(x, (trips, *_long(x.shape[1:])))
+
+
 def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: Emission) -> list[Any]:
     """`lax.scan` with its stacks as carries: JAX starts stacks as zeros, which TPUs write before a reverse loop."""
     consts, first, inputs = loop.inputs(xs)
     carries, row_vars = loop.results(loop.body.outs)
     stacks = dict(enumerate(loop.results(eqn.outs)[1]))
     trips, on_host = loop.trips, host_values(loop.body)
+    start, by = (trips - 1, -1) if loop.reverse else (0, 1)
     # JAX has no arrays without values in the host's memory, and no writes into a stack without rows
     own = {i: v for i, v in stacks.items() if trips and row_vars[i] not in on_host}
     barriers = {v: i for v, i in _barriers(loop.body, row_vars).items() if i in own}
@@ -194,14 +201,12 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: E
             if i not in barriers.values():
                 written.write(i, ys[i])
         others = {i: y for i, y in enumerate(ys) if i not in own}
-        return (at + (-1 if loop.reverse else 1), _varying(carry, carries), written.filled), others
+        return (at + by, _varying(carry, carries), written.filled), others
 
-    # the stacked dim may be stored with padding
-    rows = [x if x.shape[0] == trips else x[:trips] for x in inputs]
-    rows = [Jax.reshape(x, (trips, *_long(x.shape[1:]))) for x in rows]
+    rows = [_rows(x, trips) for x in inputs]
     late = first if eqn.backward and _largest(program, own, trips) >= emission.late_stacks else ()
     unwritten = _unwritten(program, own, trips, late)
-    state = jnp.int32(trips - 1 if loop.reverse else 0), _varying(first, carries), unwritten
+    state = jnp.int32(start), _varying(first, carries), unwritten
     (_, carry, filled), others = lax.scan(step, state, rows, length=trips, reverse=loop.reverse)
     filled = {i: Jax.reshape(x, (trips, *program.local_shape(stacks[i])[1:])) for i, x in filled.items()}
     return [*carry, *(_padded(program, v, (filled | others)[i]) for i, v in stacks.items())]

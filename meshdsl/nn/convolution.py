@@ -39,23 +39,19 @@ def conv(
     The output channels take the place of the input channels; they may have the same name. Without `into`, each channel
     is convolved with a kernel of its own (depthwise). `stride`, `padding` and `dilation` are those of `md.conv`.
     """
-    channels, window = dim_of(x, over), {dim_of(x, d).name: n for d, n in window.items()}
-    depthwise = into is None
-    features = channels if into is None else new_dim(into, "the output channels of md.nn.conv")
-    same_name = not depthwise and features.name == channels.name
-    output = md.Dim(f"{features.name}_out", features.size) if same_name else features
-    if empty := [d for d, n in window.items() if n < 1]:
-        raise md.ShapeError(f"the window of md.nn.conv has at least 1 element, got {empty[0]}: {window[empty[0]]}")
-    kernel = [md.Dim(f"{d}_window", n) for d, n in window.items()]
-    fan_in = kernel if depthwise else [*kernel, channels]
+    channels, elements = dim_of(x, over), _elements(x, window)
+    output = channels if into is None else new_dim(into, "the output channels of md.nn.conv")
+    if same_name := into is not None and output.name == channels.name:
+        output = md.Dim(f"{output.name}_out", output.size)
+    kernel = [md.Dim(f"{d}_window", n) for d, n in elements.items()]
+    fan_in = kernel if into is None else [*kernel, channels]
     with md.scope(name):
         w = md.param("w", [*fan_in, output], init=init or md.init.lecun(fan_in=fan_in), dtype=precision.param)
-        out = [output if d == channels else d for d in x.dims]
         y = md.conv(
             md.cast(x, precision.compute),
             md.cast(w, precision.compute),
-            window={d: k.name for d, k in zip(window, kernel, strict=True)},
-            out=[d.name if d.name in window else d for d in out],
+            window={d: k.name for d, k in zip(elements, kernel, strict=True)},
+            out=[d.name if d.name in elements else output if d == channels else d for d in x.dims],
             stride=stride,
             padding=padding,
             dilation=dilation,
@@ -66,6 +62,13 @@ def conv(
             y = y + md.cast(b, y.dtype)
     y = md.cast(y, precision.compute)
     return md.rename(y, **{output.name: channels.name}) if same_name else y
+
+
+def _elements(x: md.Tensor, window: Mapping[str, int] | Mapping[md.Dim, int]) -> dict[str, int]:
+    elements = {dim_of(x, d).name: n for d, n in window.items()}
+    if empty := [d for d, n in elements.items() if n < 1]:
+        raise md.ShapeError(f"the window of md.nn.conv has at least 1 element, got {empty[0]}: {elements[empty[0]]}")
+    return elements
 
 
 def causal_conv(

@@ -17,7 +17,7 @@ from ..errors.no_effect import NoEffectError
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import spec
-from .knobs import turns_of
+from .knobs import Turn, turns_of
 from .plan_result import plan_result
 from .plans import PlanSearch
 from .request import SearchRequest
@@ -94,11 +94,7 @@ def search(
     started = time.perf_counter()
     try:
         compiled, args = _compiled(f, args, donate)
-        for name, value in (("time_limit", time_limit), ("patience", patience)):
-            if value is not None and not value >= 0:
-                raise LayoutError(f"{name} is a number of at least 0, or None; got {value!r}")
-        if limit is not None and not limit > 0:
-            raise LayoutError(f"limit is a number above 0, or None; got {limit!r}")
+        _check_limits(limit, time_limit, patience)
         on = _bounded(machine)
         request = SearchRequest(
             objective=objective,
@@ -116,14 +112,7 @@ def search(
             started=started,
         )
         tried = _meshes(mesh, devices, most_axes, on)
-        turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)
-        if not any(has_slow_axis(on, grid) for grid in tried):
-            if "steps" in _explicit(knobs):
-                raise NoEffectError(
-                    f"knobs names steps, and no mesh has axes of several levels of {on.name!r}, one of them slow\n"
-                    "  leave steps out"
-                )
-            turns = tuple(turn for turn in turns if turn.knob != "steps")
+        turns = _turns(f, knobs, any(has_slow_axis(on, grid) for grid in tried), on)
         if not turns and start is not None:
             raise LayoutError(
                 "start= is a plan, and this is a search for layouts: it turns no knobs\n"
@@ -198,3 +187,24 @@ def _names(names: str | Collection[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     return tuple(names.replace(",", " ").split()) if isinstance(names, str) else tuple(names)
+
+
+def _check_limits(limit: float | None, time_limit: float | None, patience: float | None) -> None:
+    for name, value in (("time_limit", time_limit), ("patience", patience)):
+        if value is not None and not value >= 0:
+            raise LayoutError(f"{name} is a number of at least 0, or None; got {value!r}")
+    if limit is not None and not limit > 0:
+        raise LayoutError(f"limit is a number above 0, or None; got {limit!r}")
+
+
+def _turns(f: Any, knobs: Any, has_slow_axes: bool, on: Machine) -> tuple[Turn, ...]:
+    """The knobs to search: those asked for, else all of a workload; `steps` only if a mesh has slow axes."""
+    turns = turns_of(("all" if hasattr(f, "train_step") else ()) if knobs is None else knobs)
+    if has_slow_axes:
+        return turns
+    if "steps" in _explicit(knobs):
+        raise NoEffectError(
+            f"knobs names steps, and no mesh has axes of several levels of {on.name!r}, one of them slow\n"
+            "  leave steps out"
+        )
+    return tuple(turn for turn in turns if turn.knob != "steps")

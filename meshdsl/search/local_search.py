@@ -120,25 +120,26 @@ class LocalSearch:
         if self.objective != "seconds" or "microbatches" not in knobs:
             return
         remats = dict.fromkeys((best.plan.remat, *(remat for remat in knobs.get("remat", ()) if remat == "full")))
+        for staged in self.in_stages(best, knobs["microbatches"]):
+            for near in filter(self.space.keeps_request, (staged.replace(remat=remat) for remat in remats)):
+                yield near
+                entry = self.costed.look(near)
+                yield from () if entry is None else self.interleaved(entry)
+
+    def in_stages(self, best: Entry, microbatches: Sequence[int]) -> Iterator[Plan]:
+        """A loop's layers over an axis, where the computation alone is faster than the best plan."""
         dims = self.space.request.dims
         loops = [dim for dim in self.space.loops if dims is None or dim.name in dims]
         whole = [(best.plan, tuple(best.mesh.axes)), *divided(best.plan, self.space.meshes)]
-        for (plan, axes), dim, parts in itertools.product(whole, loops, knobs["microbatches"]):
-            for axis in axes:
-                stages, rules = plan.mesh.axes[axis], plan.layout.rules
-                repeated = 1 if any(axis in cut for cut in rules.values()) else stages
-                computed = best.seconds * (1 - best.exposed) / repeated / (1 - bubble(stages, parts))
-                if not (1 < stages <= dim.size and parts // stages in MICROBATCHES and computed < self.costed.least()):
-                    continue
-                others = {
-                    d: cut for d, cut in ((d, tuple(a for a in cut if a != axis)) for d, cut in rules.items()) if cut
-                }
+        over = [(plan, axis) for plan, axes in whole for axis in axes]
+        for (plan, axis), dim, parts in itertools.product(over, loops, microbatches):
+            stages, cuts = plan.mesh.axes[axis], plan.layout.rules.items()
+            repeated = 1 if any(axis in cut for _, cut in cuts) else stages
+            computed = best.seconds * (1 - best.exposed) / repeated / (1 - bubble(stages, parts))
+            if 1 < stages <= dim.size and parts // stages in MICROBATCHES and computed < self.costed.least():
+                others = {d: left for d, cut in cuts if (left := tuple(a for a in cut if a != axis))}
                 layout = Layout({**others, dim.name: (axis,)}, overrides=plan.layout.overrides)
-                staged = plan.replace(layout=layout, microbatches=parts, chunks=1)
-                for near in filter(self.space.keeps_request, (staged.replace(remat=remat) for remat in remats)):
-                    yield near
-                    entry = self.costed.look(near)
-                    yield from () if entry is None else self.interleaved(entry)
+                yield plan.replace(layout=layout, microbatches=parts, chunks=1)
 
     def interleaved(self, best: Entry) -> Iterator[Plan]:
         """A pipeline with chunks, where their shorter bubble alone could make it the best plan."""

@@ -100,13 +100,7 @@ class PlanLayouts:
             if least == math.inf or self.screened(group, each, least) < least:
                 self.costed.look(base.replace(mesh=mesh, layout=group.space.layout(each)))
             yield None
-        before = [
-            near
-            for plan in self.fastest
-            for near in (*meshes_near(plan, [mesh]), *(each for each, _ in divided(plan, [mesh])))
-        ]
-        known = [group.space.row(near.layout) for near in before if group.space.contains(near.layout)]
-        rows = [*known, row, *named, *rows_near(group.space, row)]
+        rows = [*self.rows_of_fastest(group, mesh), row, *named, *rows_near(group.space, row)]
         while rows:
             nearest = row
             for each in dict.fromkeys(rows):
@@ -145,6 +139,13 @@ class PlanLayouts:
         """The same on meshes that divide an axis, for layouts that use one of its parts alone."""
         plans = [(plan, parts) for plan, parts in divided(best.plan, every.meshes) if every.keeps_request(plan)]
         yield from self._best_of(best, plans)
+
+    def rows_of_fastest(self, group: Candidates, mesh: Mesh) -> Iterator[Row]:
+        """The rows, on this mesh, of the fastest layouts of the meshes before."""
+        for plan in self.fastest:
+            for near in (*meshes_near(plan, [mesh]), *(each for each, _ in divided(plan, [mesh]))):
+                if group.space.contains(near.layout):
+                    yield group.space.row(near.layout)
 
     def _best_of(self, best: Entry, plans: Sequence[tuple[Plan, Axes]]) -> Iterator[Plan | None]:
         """The best layouts near some plans; where two axes are given, those that give one of them alone to a dim."""

@@ -34,16 +34,19 @@ def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: An
             "  compile one function that computes both, or copy one of them: md.tensor(x.numpy(), x.dims)"
         )
     check_dtypes([x.dtype for x in (*ins, *types)])
-    shapes, types = tuple(x.dims for x in ins), tuple(types)
-    if not ins and all(math.prod(d.size for d in t.dims) <= SMALL for t in types):
-        # NumPy computes what has no operands: a compilation for each number in a user's code costs more
-        results = [jax.device_put(np.array(x)) for x in run_kernel(op, NumPy, (), (), types, params)]
-    elif all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
-        key = tuple((name, exact(value)) for name, value in params.items())
-        results = _compiled_kernel(op, shapes, types, _Params(key, params))(*arrays)
-    else:  # a constant's array has no hash, and a function is a new one in every call
-        results = run_kernel(op, Jax, arrays, shapes, types, params)
+    results = _computed(op, arrays, tuple(x.dims for x in ins), tuple(types), params)
     return tuple(Tensor(t.dims, t.dtype, array=a) for t, a in zip(types, results, strict=True))
+
+
+def _computed(op: Op, arrays: Sequence[Any], shapes: tuple[Shape, ...], types: tuple[Type, ...], params: Any) -> Any:
+    if not arrays and all(math.prod(d.size for d in t.dims) <= SMALL for t in types):
+        # NumPy computes what has no operands: a compilation for each number in a user's code costs more
+        return [jax.device_put(np.array(x)) for x in run_kernel(op, NumPy, (), (), types, params)]
+    if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
+        key = tuple((name, exact(value)) for name, value in params.items())
+        return _compiled_kernel(op, shapes, types, _Params(key, params))(*arrays)
+    # a constant's array has no hash, and a function is a new one in every call
+    return run_kernel(op, Jax, arrays, shapes, types, params)
 
 
 def _on_other_devices(arrays: Sequence[Any]) -> bool:

@@ -130,16 +130,17 @@ def edits_text(edits: Sequence[LayoutEdit], top: int = 12) -> str:
         lines.append(table(["move", "time", "step", "memory", "peak"], rows, "<>>>>", shrink=0))
     if any(edit.report is not None and not edit.report.fits for edit in useful[:top]):
         lines.append("  ! more than a device has")
-    if useful[top:]:
-        lines.append(f"  and {len(useful) - top} more")
+    lines += _rest(useful, top)
     if idle:
         lines.append(cut(f"  without effect: {'; '.join(map(str, idle))}", 100))
     if illegal:
         rows = [[str(edit), reason_of(edit)] for edit in illegal[:top]]
         lines.append("\n" + table(["illegal", "why"], rows, "<<"))
-    if illegal[top:]:
-        lines.append(f"  and {len(illegal) - top} more")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_rest(illegal, top)])
+
+
+def _rest(edits: Sequence[LayoutEdit], top: int) -> list[str]:
+    return [f"  and {len(edits) - top} more"] if edits[top:] else []
 
 
 def _figures(edit: LayoutEdit) -> list[str]:

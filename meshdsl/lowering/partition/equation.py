@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...control.host import FETCH
 from ...errors.deadline import check_deadline
@@ -64,17 +65,22 @@ def _sends(eqns: Sequence[Eqn]) -> bool:
     return any(eqn.sends for eqn in (*eqns, *inner))
 
 
+def _as_full(scope: Scope, eqn: Eqn) -> dict[str, Any] | None:
+    """The parameters of the number everywhere that an equation broadcasts, or of the zeros that it casts."""
+    full = scope.unmaterialized.get(eqn.ins[0]) if eqn.operation in (BROADCAST, CAST) else None
+    if full is None or full.op is not FULL:
+        return None
+    if eqn.operation is BROADCAST:
+        return {**full.params, "shape": eqn.outs[0].dims}
+    value = full.params["value"]
+    return None if value else {**full.params, "value": number(value, eqn.outs[0].dtype)}
+
+
 def _lower(scope: Scope, eqn: Eqn) -> None:
     op = eqn.operation
     if eqn.control is not None:
         lower_control(scope, eqn, eqn.control, lower)
-    elif op is BROADCAST and eqn.ins[0] in scope.unmaterialized and scope.unmaterialized[eqn.ins[0]].op is FULL:
-        full = scope.unmaterialized[eqn.ins[0]]
-        params = {**full.params, "shape": eqn.outs[0].dims}
-        scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
-    elif op is CAST and scope.is_zero(eqn.ins[0]):
-        full = scope.unmaterialized[eqn.ins[0]]
-        params = {**full.params, "value": number(full.params["value"], eqn.outs[0].dtype)}
+    elif (params := _as_full(scope, eqn)) is not None:
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
     elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].dims or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn

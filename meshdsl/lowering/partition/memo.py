@@ -183,17 +183,28 @@ class Memo:
         return self._runs[key]
 
 
+def _beside(demand: Demand, eqns: Sequence[Eqn]) -> dict[Var, None]:
+    """The other operands of the products that read the results later."""
+    products = [pair for eqn in eqns for pair in later_products(demand, eqn)]
+    return dict.fromkeys(x for v, other in products for x in other.ins if x is not v)
+
+
+def _dims_that_defer(demand: Demand, eqns: Sequence[Eqn]) -> Iterator[str]:
+    for eqn in eqns:
+        for v in eqn.ins:
+            yield from demand.dims(v)
+        if eqn.scan is not None:
+            yield from demand.loop_dims(eqn, eqn.scan)
+
+
 def _run_of(demand: Demand, eqns: tuple[Eqn, ...], deferred: bool) -> _Run:
     """The run of these equations. `deferred`: its dims include those that decide which sums are deferred."""
     results = dict.fromkeys(v for eqn in eqns for v in eqn.outs)
     before = [v for v in _operands(demand, eqns) if v not in results]
-    products = [pair for eqn in eqns for pair in later_products(demand, eqn)]
-    beside = dict.fromkeys(x for v, other in products for x in other.ins if x is not v)
+    beside = _beside(demand, eqns)
     mentioned = [v for eqn in eqns for v in _values(eqn)]
     dims = [d.name for v in (*mentioned, *beside) for d in v.dims]
-    for eqn in eqns if deferred else ():
-        dims += [d for v in eqn.ins for d in demand.dims(v)]
-        dims += demand.loop_dims(eqn, eqn.scan) if eqn.scan is not None else ()
+    dims += _dims_that_defer(demand, eqns) if deferred else ()
     others = [v for v in beside if v not in results and v not in before]
     return _Run(eqns, tuple(dict.fromkeys(dims)), tuple(before), tuple(others), tuple(results))
 

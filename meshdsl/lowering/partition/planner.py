@@ -245,14 +245,18 @@ def _moves(
     return tuple((step, step.step(reached, mesh)) for step in _steps(reached, held, dims, axes, mesh))
 
 
-def _steps(reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
-    for idle in _ordered(tuple(axis for axis in axes if axis not in reached.varying)):
-        yield from (Slice(dim, idle) for dim in dims)
-    for done in _ordered(tuple(axis for axis in reached.partial if axis not in held.partial)):
+def _reductions(reached: Sharding, pending: Axes, dims: tuple[str, ...]) -> Iterator[Step]:
+    for done in _ordered(pending):
         if tuple(sorted(done)) == done:
             yield AllReduce(done, reached.kind)
         if reached.kind == "sum":
             yield from (ReduceScatter(dim, done) for dim in dims)
+
+
+def _steps(reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
+    for idle in _ordered(tuple(axis for axis in axes if axis not in reached.varying)):
+        yield from (Slice(dim, idle) for dim in dims)
+    yield from _reductions(reached, tuple(axis for axis in reached.partial if axis not in held.partial), dims)
     loose = tuple((dim, cut[len(held.axes(dim)) :]) for dim, cut in reached.split if cut != held.axes(dim))
     for dim, cut in loose:
         for minor in (cut[i:] for i in range(len(cut))):

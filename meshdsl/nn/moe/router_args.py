@@ -66,15 +66,15 @@ def router_args(
     token_dims = tuple(d for d in source.dims if d != expert)
     if ids is not None:
         ids = md.broadcast(_check_dims("the token ids", ids, token_dims), token_dims)
-    if used is not None and not passes_capacity(name, resolved):
-        raise md.ShapeError(
-            f"the router {name!r} does not support used=: it orders tokens over the whole batch\n"
-            "  route the whole batch at once, or use a router with one choice in token order: switch, hash, random, "
-            "or top_k with k=1"
-        )
     real = None if nonpadding is None else md.cast(_check_dims("nonpadding", nonpadding, token_dims), "bool")
     coin = None if uniforms is None else _check_dims("uniforms", uniforms, token_dims)
     if used is not None:
+        if not passes_capacity(name, resolved):
+            raise md.ShapeError(
+                f"the router {name!r} does not support used=: it orders tokens over the whole batch\n"
+                "  route the whole batch at once, or use a router with one choice in token order: switch, hash, "
+                "random, or top_k with k=1"
+            )
         used = md.cast(_check_dims("used", used, (*(d for d in token_dims if d != token), expert)), "int32")
     return RouterArgs(name, resolved, token, expert, slot, gates, ids, coin, real, used)
 

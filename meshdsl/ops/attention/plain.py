@@ -66,6 +66,14 @@ def _renamed(x: Tensor, old: str, new: str) -> Tensor:
     return x if old == new or old not in names(x.dims) else rename(x, **{old: new})
 
 
+def near(distance: Tensor, causal: bool, window: int | None) -> list[Tensor]:
+    """The conditions on a query's position minus a key's."""
+    after = [distance >= 0] if causal else []
+    if window is None:
+        return after
+    return [*after, distance < window] if causal else [distance < window, distance > -window]
+
+
 def _seen(
     rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, extras: Mapping[str, Tensor]
 ) -> Tensor | None:
@@ -76,9 +84,7 @@ def _seen(
     if causal or window is not None:
         start = extras.get("offset", as_tensor(0, "int32"))
         at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
-        conditions += [at >= 0] if causal else []
-        conditions += [at < window] if window is not None else []
-        conditions += [at > -window] if window is not None and not causal else []
+        conditions += near(at, causal, window)
     if "segments" in extras:
         ids, other = extras["segments"], extras["memory_segments"]
         other = _renamed(other, how.keys, keys.name)

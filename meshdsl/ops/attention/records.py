@@ -25,7 +25,7 @@ from ...trace import Tensor, bind
 from ..indexing import iota
 from ..reductions import broadcast, spread
 from .blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
-from .plain import plain_gradient
+from .plain import near, plain_gradient
 
 __all__ = ["ATTENTION", "ATTENTION_GRAD", "MOVING", "attention_labels", "own_shardings", "pairs_seen", "products"]
 
@@ -230,9 +230,7 @@ def _masked(roles: dict[str, Tensor], how: Names, causal: bool, window: int | No
     pair = (*start.dims, *length, memory)
     at = broadcast(start, pair) - broadcast(iota(memory, start.dtype), pair)
     at = at + broadcast(iota(length[0], start.dtype), pair) if length else at
-    conditions = [at >= 0] if causal else []
-    conditions += [at < window] if window is not None else []
-    conditions += [at > -window] if window is not None and not causal else []
+    conditions = near(at, causal, window)
     if "mask" in roles:
         conditions.append(roles["mask"])
     every = [d for d in (*roles["q"].dims, memory) if any(d in c.dims for c in conditions)]
