@@ -117,7 +117,7 @@ class JaxFunction:
             whole, small = self.traced(full), self.traced(block)
         except Exception as error:  # of the function itself, which cannot handle these sizes
             return Problem("", f"fails for other sizes of {name}: {_first_line(error)}")
-        ins, outs = [_axis(t.dims, name) for t in full], [_axis(shape, name) for shape in self.results]
+        ins, outs = self._axes(name, full)
         size, own = (next(d.size for t in types for d in t.dims if d.name == name) for types in (full, block))
         problem = check(whole, small, ins, outs, name, (size, own), name in self.contract)
         # at one element JAX leaves out broadcasts and batch dims; with more elements the function was proven
@@ -131,6 +131,10 @@ class JaxFunction:
             return Problem("", f"does something else on a block of one element; on random data, {how}", problem.where)
         tried = f"on random data, with blocks of {own} of {size} elements of {name}, {how}"
         return problem._replace(what=f"{problem.what}; {tried}") if how else "tested"
+
+    def _axes(self, name: str, types: Types) -> tuple[list[int | None], list[int | None]]:
+        """The axes of a dim in the operands and in the results."""
+        return [_axis(t.dims, name) for t in types], [_axis(shape, name) for shape in self.results]
 
     def _try(self, name: str, full: Types, block: Types, count: int) -> str:
         """How the function differs on random data, on at most three blocks, with other dims as small as it takes."""
@@ -155,7 +159,7 @@ class JaxFunction:
                     break
         if jaxprs is None or flops(jaxprs[0]) > _TRIED:
             return "it is too large to be run"
-        ins, outs = [_axis(t.dims, name) for t in full], [_axis(shape, name) for shape in self.results]
+        ins, outs = self._axes(name, full)
         return differs(*jaxprs, ins, outs, count, name in self.contract)
 
 
