@@ -14,25 +14,6 @@ from typing import TypeVar
 
 from .errors import ShapeError, at, caller, located, nearest
 
-__all__ = [
-    "Dim",
-    "ByDim",
-    "DimLike",
-    "DimsLike",
-    "Shape",
-    "check_shape",
-    "dims",
-    "find",
-    "merge",
-    "name_of",
-    "names",
-    "of_size",
-    "pick",
-    "show",
-    "size_of",
-    "split_items",
-]
-
 
 @dataclass(frozen=True, order=True)
 class Dim:

@@ -16,8 +16,6 @@ import jax
 
 import meshdsl as md
 
-__all__ = ["Workload"]
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -190,3 +190,15 @@ def test_platforms_are_known_to_targets_alone():
 )
 def test_names_of_platforms_are_found(source: str, count: int):
     assert len(list(platforms_named(source))) == count
+
+
+def test_names_are_listed_by_packages_and_public_modules_alone():
+    public = {"meshdsl/params/init.py", "meshdsl/train/report.py"}  # md.init, md.train.report
+    found = [
+        at
+        for path in modules(ROOT).values()
+        if path.name != "__init__.py"
+        and (at := path.relative_to(ROOT).as_posix()) not in public
+        and "\n__all__" in path.read_text(encoding="utf-8")
+    ]
+    assert not found, f"an underscore says what is private: {found}"

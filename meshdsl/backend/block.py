@@ -10,8 +10,6 @@ import numpy as np
 
 from ..dims import Dim, Shape
 
-__all__ = ["Block", "Local", "whole"]
-
 
 @dataclass(frozen=True)
 class Block:

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["BINARY", "REDUCTIONS", "UNARY", "pad", "reshape", "where"]
-
 Function = Callable[..., Any]
 
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from ..dims import Shape
 
-__all__ = ["Numbers", "letters", "widens", "window_count"]
-
 
 def letters(shapes: Sequence[Shape], out: Shape) -> str:
     """The einsum formula for operands and a result with named dims, such as "ab,bc->ac"."""

@@ -19,8 +19,6 @@ from jax import lax
 
 from .varying import alike, varying, varying_axes
 
-__all__ = ["grouped_dot", "grouped_outer"]
-
 BLOCKS = (128, 1024)  # the smallest and the largest number of rows; outer products read and write a matrix for each
 
 

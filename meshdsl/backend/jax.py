@@ -18,8 +18,6 @@ from .formulas import Numbers, widens, window_count
 from .jaxprs import call_on_blocks
 from .varying import alike
 
-__all__ = ["Jax", "JaxFunctions"]
-
 
 def _at_least(dtype: Any, *xs: Any) -> Any:
     """`dtype`, if it is at least as wide as the operands' dtypes, else None. lax never narrows."""

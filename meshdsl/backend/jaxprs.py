@@ -19,8 +19,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
-__all__ = ["CALLS", "call_on_blocks", "compiled", "inner", "opened"]
-
 # Primitives that only call a function.
 CALLS = {
     "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "remat2", "checkpoint",

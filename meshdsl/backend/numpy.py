@@ -12,8 +12,6 @@ from .attention import Arrays, plain
 from .formulas import Numbers, widens, window_count
 from .jaxprs import compiled
 
-__all__ = ["NumPy"]
-
 
 def _wide(x: Any) -> Any:
     # NumPy's reductions and products of 16- and 8-bit floats are slow and inaccurate

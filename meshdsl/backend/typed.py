@@ -16,8 +16,6 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-__all__ = ["is_typed", "untyped"]
-
 
 def is_typed(x: Any) -> bool:
     """True if the type of an array says how it is sharded."""

@@ -14,8 +14,6 @@ from typing import Any
 import jax
 from jax import lax
 
-__all__ = ["alike", "varying", "varying_axes"]
-
 
 def varying_axes(*xs: Any) -> tuple[str, ...]:
     """The axes that at least one of these varies along, sorted; NumPy arrays and numbers vary along none."""

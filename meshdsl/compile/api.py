@@ -22,8 +22,6 @@ from .memory_limit import check_limit
 from .pipeline import Options
 from .plan import Plan, planned
 
-__all__ = ["compile", "host_devices"]
-
 
 def compile(
     f: Callable[..., Any],

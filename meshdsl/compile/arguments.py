@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from ..errors import ShapeError, nearest
 from ..ir import exact
 
-__all__ = ["Bound", "bind", "static_names"]
-
 
 class Bound(NamedTuple):
     """A call with its static arguments filled in: a function of the others, by position."""

@@ -24,8 +24,6 @@ from ..trace import Tensor, evaluate, location, tree
 from .pipeline import Options
 from .signature import Stages, Traced
 
-__all__ = ["ArrayFunction"]
-
 Apply = Callable[..., Sequence[Tensor]]
 Transposed = Callable[[], "ArrayFunction"]
 

@@ -38,8 +38,6 @@ from .pipeline import Options, Stage
 from .plan import Plan, machine_text
 from .signature import Stages, Traced, argument_path, check_count, spec_of_argument
 
-__all__ = ["Compiled", "History"]
-
 
 @dataclass(frozen=True)
 class History:

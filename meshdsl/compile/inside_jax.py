@@ -25,8 +25,6 @@ from ..trace import Tensor
 from .array_function import ArrayFunction
 from .signature import Stages
 
-__all__ = ["array_function", "run", "traced_by_jax"]
-
 
 def traced_by_jax(leaves: Sequence[Any]) -> bool:
     """True if an argument is an array, or a tensor of one, that a transformation of JAX traces."""

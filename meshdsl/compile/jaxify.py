@@ -12,8 +12,6 @@ from ..trace import flatten, tree
 from . import Compiled
 from .inside_jax import run, traced_by_jax
 
-__all__ = ["jaxify"]
-
 
 def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     """A compiled function as a plain function of `jax.Array`s, for a training loop of your own.

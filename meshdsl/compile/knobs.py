@@ -14,11 +14,6 @@ from ..targets import FUSED
 from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
-__all__ = [
-    "KNOBS", "RECOMPUTATIONS", "Knob", "check_chunks", "check_kernel", "check_microbatches", "check_remat",
-    "check_steps", "check_unroll", "toml",
-]  # fmt: skip
-
 RECOMPUTATIONS = ("none", "collectives", "products", "full")  # of which a memory limit chooses
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
 

@@ -14,8 +14,6 @@ from .knobs import RECOMPUTATIONS
 from .plan import Plan, planned, takes
 from .signature import Stages
 
-__all__ = ["check_limit", "fitting"]
-
 
 def check_limit(limit: float | None, plan: Plan, f: Callable[..., Any], strict: bool) -> float | None:
     """The memory limit; raises `LayoutError` if it is no number of bytes, or if something else sets what it decides."""

@@ -37,8 +37,6 @@ from ..targets.attention import with_kernels
 from ..updates.groups import RefinedMesh
 from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
 
-__all__ = ["GRAPH_PASSES", "PASSES", "Options", "Pass", "Stage", "PassState", "begin", "run"]
-
 REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
 
 

@@ -27,8 +27,6 @@ from ..overlap.values import NO_OVERLAP, Overlap
 from ..updates.weight_update import WeightUpdate
 from .knobs import KNOBS, check_chunks, check_kernel, check_microbatches, check_remat, check_steps, check_unroll, toml
 
-__all__ = ["Plan", "PlanDiff", "machine_text", "planned", "takes"]
-
 
 @dataclass(frozen=True, init=False, repr=False)
 class Plan:

@@ -27,8 +27,6 @@ from ..trace import Tensor, check_dtypes, spec_of, trace, tree
 from ..trace.platform import TracedFor, tracing_for
 from .pipeline import Options, PassState, Stage, begin, run
 
-__all__ = ["Stages", "Traced", "argument_path", "check_count", "spec_of_argument"]
-
 _NOTHING = object()  # differs from every sharding, and from None
 _dims, _dtype = attrgetter("dims"), attrgetter("dtype")
 

@@ -14,8 +14,6 @@ from ..trace import Tensor, evaluate, trace, tree
 from .carry import leaves_of
 from .loops import scan
 
-__all__ = ["accumulate"]
-
 
 def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "batch") -> Any:
     """The sum of `f(part)` over `steps` equal parts of `xs` along a dim, computed one part at a time.

@@ -23,8 +23,6 @@ from .autodiff import pullback
 from .combine import Combine
 from .loops import scan
 
-__all__ = ["cotangents"]
-
 Entries = dict[tuple[int, int], Tensor]  # the entries of a matrix that are not zero everywhere
 Scan = Callable[..., Sequence[Tensor]]
 

@@ -26,8 +26,6 @@ from .affine import cotangents
 from .carry import leaves_of
 from .combine import Combine, combine_of
 
-__all__ = ["ASSOCIATIVE_SCAN", "BLOCK_SCAN", "BLOCK_SUMMARY", "JOIN_SUMMARIES", "associative_scan", "cumprod"]
-
 Arrays = Sequence[Any]
 
 

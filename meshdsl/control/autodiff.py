@@ -20,8 +20,6 @@ from ..ops.reductions import broadcast, sum
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, bind, flatten, location, trace, tree
 
-__all__ = ["fit", "grad", "pullback", "value_and_grad", "vjp_of_graph"]
-
 
 def _floating(t: Any) -> bool:
     return kind(t.dtype) in "fc"

@@ -18,8 +18,6 @@ from ..ops.reductions import broadcast, spread
 from ..ops.reshape import transpose
 from ..trace import Tensor, bind, flatten, location, trace, tree
 
-__all__ = ["batched", "batched_function", "batched_graph"]
-
 
 def batched(
     graph: Graph, ins: Sequence[Tensor], new: Dim, place: Callable[[Tensor], Tensor] = lambda x: x

@@ -8,8 +8,6 @@ from typing import Any
 from ..ir import Call, Graph
 from ..trace import run_kernel
 
-__all__ = ["run_on"]
-
 
 def run_on(xp: Any, graph: Graph, arrays: Sequence[Any]) -> list[Any]:
     """The results of a graph without loops and branches, by its kernels in one array library."""

@@ -19,8 +19,6 @@ from .carry import arrays_of, carried, leaves_of, tensors_of, unused
 from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
-__all__ = ["cond", "switch", "while_loop"]
-
 
 def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
     (p,) = control.test.outs

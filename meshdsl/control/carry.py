@@ -13,8 +13,6 @@ from ..ir import Type, Var
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, flatten
 
-__all__ = ["arrays_of", "carried", "leaves_of", "tensors_of", "unused"]
-
 
 def leaves_of(x: Any) -> tuple[list[Tensor], Any]:
     leaves, structure = flatten(x)

@@ -15,8 +15,6 @@ from ..trace import Tensor, trace
 from .batching import batched_function
 from .blockwise import run_on
 
-__all__ = ["Combine", "combine_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Combine:

@@ -12,8 +12,6 @@ from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, flatten, trace, tree
 from .batching import batched_function, batched_graph
 
-__all__ = ["custom_vjp"]
-
 
 def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
     """`f` with a custom gradient: `fwd(*xs) -> (f's result, residuals)`, `bwd(residuals, ct) -> cts of xs`.

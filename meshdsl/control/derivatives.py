@@ -18,8 +18,6 @@ from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, evaluate, flatten, location, trace, tree
 from .autodiff import pullback
 
-__all__ = ["jvp", "vjp"]
-
 
 def _floating(x: Any) -> bool:
     return kind(x.dtype) in "fc"

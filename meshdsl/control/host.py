@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterator
 
 from ..ir import Eqn, Graph, Op, Var, borders
 
-__all__ = ["FETCH", "OFFLOAD", "host_values", "keep_on_device", "moves_to_or_from_host"]
-
 OFFLOAD = Op(
     "offload", type=lambda x: x, kernel=lambda c, x: c.xp.to_host(x), vjp=lambda ct, x: (ct,), flops=lambda *_: 0
 )

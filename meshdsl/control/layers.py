@@ -16,8 +16,6 @@ from ..trace import Tensor, eval_shape, tree
 from .loops import scan
 from .remat import checkpoint
 
-__all__ = ["layers"]
-
 
 def layers(
     f: Callable[..., Any],

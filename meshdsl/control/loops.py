@@ -20,8 +20,6 @@ from .carry import carried, leaves_of
 from .residuals import split
 from .vmapped import scan_rule
 
-__all__ = ["MOST_TRIPS", "SCAN", "scan"]
-
 MOST_TRIPS = 2**31 - 1  # the counter of a loop is int32, unless JAX has 64-bit types
 
 

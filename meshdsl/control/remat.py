@@ -13,8 +13,6 @@ from .autodiff import pullback
 from .carry import leaves_of
 from .host import FETCH, OFFLOAD
 
-__all__ = ["BARRIER", "KEEP", "checkpoint", "name"]
-
 BARRIER = Op(
     "barrier",
     type=lambda x: x,

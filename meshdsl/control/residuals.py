@@ -17,8 +17,6 @@ from ..ir.min_cut import FlowGraph
 from .autodiff import vjp_of_graph
 from .host import keep_on_device
 
-__all__ = ["split", "again", "choose", "stored"]
-
 
 def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
     """Returns (forward, backward, primal_inputs, wrt): two graphs, and the indices of two sets of the body's inputs.

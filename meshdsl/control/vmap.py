@@ -15,8 +15,6 @@ from ..params.stacked import declare, declared_inside, weights_of, without
 from ..trace import Tensor, as_tensor, flatten, tree
 from .batching import batched_function
 
-__all__ = ["vmap"]
-
 
 def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
     """The function that computes `f` for every place of a dim; f sees its arguments without the dim.

@@ -13,8 +13,6 @@ from ..ops.reshape import transpose
 from ..trace import Tensor, bind, evaluate, trace
 from .batching import batched, batched_graph
 
-__all__ = ["cond_rule", "scan_rule", "while_rule"]
-
 
 def _has(xs: Sequence[Tensor], new: Dim) -> list[bool]:
     return [new in x.dims for x in xs]

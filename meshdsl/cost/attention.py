@@ -19,8 +19,6 @@ from ..ops.attention.records import ATTENTION_GRAD
 from ..targets import Target
 from ..targets.attention import case_of, choose, is_attention
 
-__all__ = ["PLAIN", "AttentionWork", "is_attention", "is_scores", "work_of_attention"]
-
 # FLOPs of a fused attention kernel over those of the plain formula: half of the pairs, since a causal kernel skips the
 # masked ones, and seven products in forward and backward pass for six, since it computes the scores again
 PLAIN = 7 / 12

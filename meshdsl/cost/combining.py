@@ -16,8 +16,6 @@ from ..lowering.asynchrony import Start
 from ..targets.fusion import Send
 from .network import Placement, full_bytes
 
-__all__ = ["combine"]
-
 
 def combine(items: Sequence[Any], record_of: Callable[[Send], CollectiveRecord], placement: Placement) -> None:
     """Set the `work` of collectives among the items of a schedule to their part of a combined collective."""

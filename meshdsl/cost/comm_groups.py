@@ -10,8 +10,6 @@ from ..lowering.program import CollectiveRecord
 from .ledger import Line
 from .timeline import Cost
 
-__all__ = ["CommGroup", "dims_of", "record_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class CommGroup:

@@ -13,8 +13,6 @@ from ..targets.fusion import Kernel
 from .ledger import Line
 from .profile import Form
 
-__all__ = ["form_of", "work_of"]
-
 
 def form_of(kernel: Kernel, program: Program) -> Form:
     """The form and the sizes of a kernel's operations on one device.

@@ -22,8 +22,6 @@ from .machine import Machine
 from .network import Placement, full_bytes
 from .roofline import kernel_time
 
-__all__ = ["COMPUTE", "Event", "LaneSchedule", "LaneSpan", "lane_of"]
-
 COMPUTE = "compute"
 HOST = "host memory"
 

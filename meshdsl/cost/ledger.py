@@ -23,8 +23,6 @@ from ..ops.contraction import EINSUM
 from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, steps
 from .attention import AttentionWork, is_scores, work_of_attention
 
-__all__ = ["Ledger", "Line", "Matmul", "ledger"]
-
 
 @dataclass(frozen=True)
 class Matmul:

@@ -33,8 +33,6 @@ from ..targets import MemoryRules
 from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
 from ..targets.scores import names
 
-__all__ = ["CATEGORIES", "LiveTensor", "Lives", "Sizes"]
-
 Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
 CATEGORIES = (
     "parameters",

@@ -27,8 +27,6 @@ from .machine_file import MODE, MachineError, read, read_toml
 from .network import KINDS, Network
 from .profile import KernelProfile, load_profile
 
-__all__ = ["Machine", "MachineError", "machine", "machines"]
-
 PACKAGED = Path(__file__).parent / "machines"
 ROWS = 8  # sublanes of a TPU's registers
 

@@ -42,8 +42,6 @@ import numpy as np
 from ..errors import MeshdslError, nearest
 from .network import KINDS, Network, NetworkTier, TimeTable
 
-__all__ = ["MachineError", "read", "read_toml"]
-
 
 class MachineError(MeshdslError, ValueError):
     """An unknown machine, or a malformed machine file; lists every problem with its key.

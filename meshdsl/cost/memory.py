@@ -21,8 +21,6 @@ from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
 from .machine import Machine
 from .machine import machine as machine_named
 
-__all__ = ["CATEGORIES", "LiveTensor", "Memory", "Moment", "memory"]
-
 
 @dataclass(frozen=True)
 class Moment:

@@ -19,8 +19,6 @@ from ..lowering import CollectiveRecord
 from .placing import Parts, assigned, by_default
 from .transfer import KINDS, Group, NetworkTier, Point, TimeTable, read, table_of
 
-__all__ = ["KINDS", "NetworkTier", "Network", "Placement", "TimeTable", "full_bytes", "monotone", "place"]
-
 
 @dataclass(frozen=True)
 class Network:

@@ -12,8 +12,6 @@ from itertools import product
 
 from ..errors import LayoutError, nearest
 
-__all__ = ["AxisFactor", "Parts", "assigned", "by_default"]
-
 Levels = tuple[dict[str, int], ...]  # per level: hardware axis -> maximum size, major to minor
 
 

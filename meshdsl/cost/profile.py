@@ -20,8 +20,6 @@ from typing import Any
 
 from .machine_file import MachineError, read_toml
 
-__all__ = ["Coverage", "Form", "Point", "KernelProfile", "load_profile"]
-
 KEYS = ("device", "platform", "jax", "date", "rounds")
 
 

@@ -28,8 +28,6 @@ from .ledger import Ledger, Line
 from .machine import Machine
 from .profile import Coverage
 
-__all__ = ["Roofline", "coverage", "is_fused", "kernel_time", "peak_seconds", "roofline"]
-
 
 @dataclass(frozen=True)
 class Roofline:

@@ -26,13 +26,11 @@ from dataclasses import dataclass
 
 from ..errors.units import seconds as show_seconds
 from ..targets.fusion import Kernel
-from .lanes import COMPUTE, Event, LaneSchedule
+from .lanes import Event, LaneSchedule
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement, place
 from .roofline import is_fused, peak_seconds, roofline
-
-__all__ = ["COMPUTE", "Cost", "Event", "Timeline", "timeline"]
 
 
 @dataclass(frozen=True)

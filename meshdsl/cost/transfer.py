@@ -32,8 +32,6 @@ from dataclasses import dataclass
 
 from .placing import AxisFactor
 
-__all__ = ["KINDS", "Group", "NetworkTier", "Point", "TimeTable", "read", "table_of"]
-
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # timed as all_gathers: two, one and one
 

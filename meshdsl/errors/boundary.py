@@ -25,8 +25,6 @@ import numpy as np
 
 from . import NOWHERE, MeshdslError, ShapeError, at, caller, is_ours, shown, users_line
 
-__all__ = ["METHODS", "guarded", "guarded_module"]
-
 _STORES = {
     *("HubConfig", "HuggingFace", "Model", "Overlap", "WeightUpdate", "Workload", "checkpoint", "compile"),
     *("custom_vjp", "grad", "model", "param", "train.train", "value_and_grad", "vmap"),

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["OutOfTimeError", "check_deadline", "deadline"]
-
 _LATEST: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 

@@ -9,8 +9,6 @@ import warnings
 
 from . import MeshdslError
 
-__all__ = ["NEWEST_JAX", "OLDEST_JAX", "check_jax"]
-
 OLDEST_JAX = (0, 10, 2)  # that of pyproject.toml
 NEWEST_JAX = (0, 12)  # the newest minor version that passes the tests
 

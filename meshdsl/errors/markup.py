@@ -9,21 +9,6 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "AXIS_COLOURS",
-    "GROUND",
-    "INK",
-    "RULE",
-    "SOFT",
-    "axis_class",
-    "axis_pattern",
-    "coloured",
-    "page_part",
-    "style",
-    "table",
-    "titled",
-]
-
 GROUND, INK = ("#ffffff", "#14181e"), ("#1b2430", "#e4e9ef")
 SOFT, RULE = ("#5b6675", "#9aa6b4"), ("#d5dbe2", "#39424e")
 AXIS_COLOURS = (

@@ -9,8 +9,6 @@ from contextvars import ContextVar
 
 from . import LayoutError, MeshdslError, caller
 
-__all__ = ["NoEffectError", "NoEffectWarning", "no_effect", "reported", "warn_dropped"]
-
 _REPORT: ContextVar[Callable[[str], object] | None] = ContextVar("report", default=None)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["cell_of", "print_uncaught", "rendered"]
-
 
 def cell_of(file: str) -> str | None:
     """The name of the cell whose code has this file name, such as `In[3]`; None if it is not one of IPython's."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["number", "percent", "seconds", "show_bytes"]
-
 
 def seconds(t: float) -> str:
     """Format a time in seconds with three digits.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from .graph import Call, Cond, Eqn, Scan, Var, While
 
-__all__ = ["Border", "borders", "predicates"]
-
 
 class Border(NamedTuple):
     """Two values with equal types and shardings: outside and inside a body, or inside before and after one trip.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["NO_CAUSE", "Because", "Cause"]
-
 
 class Because(Enum):
     """The kinds of causes. Each value is the template of the printed sentence."""

@@ -9,8 +9,6 @@ from .exact import exact
 from .graph import Eqn, G, Graph, Scan, Var
 from .op import Op
 
-__all__ = ["acts", "cse", "dce", "silent"]
-
 
 def acts(eqn: Eqn) -> bool:
     """True if the equation, or one inside it, does something besides computing its results."""

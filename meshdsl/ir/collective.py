@@ -10,8 +10,6 @@ import numpy as np
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 
-__all__ = ["Blocks", "Collective", "CollectiveDefaults", "Pairs"]
-
 Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 Pairs = list[tuple[int, int]]  # (sender, receiver), numbered row-major over the axes in mesh order
 

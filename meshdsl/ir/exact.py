@@ -15,8 +15,6 @@ import numpy as np
 
 from ..dims import Dim
 
-__all__ = ["exact"]
-
 PLAIN = (int, str, Dim, type(None))  # equal to themselves alone, because other types have keys of another form
 
 

@@ -24,11 +24,6 @@ from .cause import NO_CAUSE, Cause
 from .collective import Collective
 from .op import Op, Params, Type
 
-__all__ = [
-    "Call", "Cond", "Control", "Eqn", "Graph", "Scan", "Var", "While", "format_graph", "graphs_of", "operations",
-    "walk",
-]  # fmt: skip
-
 T = TypeVar("T")
 G = TypeVar("G", bound="Graph")
 REPLICATED = Sharding()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from itertools import pairwise
 
-__all__ = ["INFINITE", "FlowGraph"]
-
 INFINITE = 1 << 62
 
 

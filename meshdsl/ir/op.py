@@ -17,8 +17,6 @@ from ..dims import Shape, check_shape, show
 from ..errors import TraceError
 from ..layouts import Sharding
 
-__all__ = ["Bounded", "Fuses", "Labels", "Linear", "Op", "Params", "Product", "Reduce", "Type"]
-
 
 @dataclass(frozen=True)
 class Type:

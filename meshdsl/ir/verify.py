@@ -13,8 +13,6 @@ from .borders import borders
 from .graph import Eqn, G
 from .op import Op
 
-__all__ = ["verify"]
-
 _checked: WeakSet[Eqn] = WeakSet()  # equations without type problems
 
 

@@ -16,8 +16,6 @@ from ..trace import Tensor, bind, tree
 from .blocks import JAX_BLOCKS
 from .function import JaxFunction, refusal
 
-__all__ = ["apply"]
-
 
 def apply(
     f: Callable[..., Any],

@@ -25,8 +25,6 @@ from .counting import flops
 from .elementwise import has_own_gradient
 from .function import JaxFunction, refusal
 
-__all__ = ["JAX_BLOCKS", "types_of", "without_padding"]
-
 
 def _sized(types: Sequence[Type]) -> Mapping[str, int]:
     return {d.name: d.size for t in types for d in t.dims}

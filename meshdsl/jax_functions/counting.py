@@ -11,8 +11,6 @@ from typing import Any
 
 from ..backend.jaxprs import CALLS, inner, opened
 
-__all__ = ["flops"]
-
 
 def flops(jaxpr: Any) -> float:
     """Floating-point operations of a jaxpr: products exactly, other equations one per element of their results.

@@ -22,8 +22,6 @@ from ..backend.jaxprs import CALLS, inner, opened
 from .table import TABLE, Shape, equation
 from .walk import Problem, line_of
 
-__all__ = ["has_own_gradient", "mixing"]
-
 _LOOPS = {"scan", "while", "cond"}
 
 

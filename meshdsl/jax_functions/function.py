@@ -18,8 +18,6 @@ from .counting import flops
 from .trial import differs, outline
 from .walk import Problem, check
 
-__all__ = ["TESTED", "JaxFunction", "refusal"]
-
 TESTED = "tested, not proven"  # in printed programs
 _TRIED = 3e8  # floating-point operations of one run on the whole; a trial has about twelve, in a second
 Types = tuple[Type, ...]

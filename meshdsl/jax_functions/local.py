@@ -27,8 +27,6 @@ from ..trace import Tensor, as_tensor, bind1, trace
 from .apply import apply
 from .blocks import JAX_BLOCKS, types_of, without_padding
 
-__all__ = ["LOCAL", "REGIONS", "local"]
-
 Function = Callable[..., Tensor]
 
 

@@ -19,8 +19,6 @@ from ..trace import Tensor, as_tensor, bind1
 from .elementwise import has_own_gradient, mixing
 from .trial import outline
 
-__all__ = ["map"]
-
 
 def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
     shape = broadcast_shape(*types)

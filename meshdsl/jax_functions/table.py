@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["ELEMENTWISE", "FIRST", "JOINT", "MIX", "PRODUCTS", "SUM", "TABLE", "Equation", "Shape", "equation"]
-
 MIX, SUM = "mix", "sum"
 Targets = Sequence[int | str]
 Shape = tuple[Any, ...]  # of integers, and symbols in functions of md.map

@@ -17,8 +17,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from ..backend.jaxprs import inner, opened
 
-__all__ = ["differs", "outline"]
-
 Arrays = list[np.ndarray[Any, Any]]
 
 

@@ -25,8 +25,6 @@ from ..backend.jaxprs import CALLS, inner, opened
 from ..errors import Where, users_line
 from .table import FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation
 
-__all__ = ["Problem", "check", "line_of"]
-
 
 class Problem(NamedTuple):
     """The reason why a function may not run on blocks: the primitive ("" if none), part of a sentence, and the line.

@@ -16,8 +16,6 @@ from ..errors.markup import page_part
 from .mesh import Mesh
 from .sharding import Axes
 
-__all__ = ["Layout"]
-
 Rules = dict[str, Axes]
 
 

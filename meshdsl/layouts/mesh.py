@@ -17,8 +17,6 @@ from ..errors.markup import page_part
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["Mesh", "MeshLike"]
-
 MOST_AXES = 32  # what NumPy iterates over, and JAX with it
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")  # parts of a split axis have names with a dot
 

@@ -15,8 +15,6 @@ from functools import cached_property, lru_cache
 from ..dims import Dim, Shape
 from .mesh import Mesh
 
-__all__ = ["Axes", "Extents", "Sharding"]
-
 Axes = tuple[str, ...]
 
 

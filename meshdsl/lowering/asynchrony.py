@@ -27,8 +27,6 @@ from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import invariant
 
-__all__ = ["FENCE", "WAIT", "Start", "check_pairs", "emit_fence", "pairs"]
-
 
 @dataclass(frozen=True)
 class Start:

@@ -22,11 +22,6 @@ from ..ops.index_map import one_label, replaced
 from ..ops.reshape import refill
 from ..trace import number
 
-__all__ = [
-    "ADD_PARTS", "BLOCK_CUMSUM", "BLOCK_PROD", "BLOCK_TOP_K", "BLOCK_TOTAL", "FILLED", "MERGE_TOP_K", "ON_FIRST",
-    "PICK", "RELABEL",
-]  # fmt: skip
-
 
 def _flipped(c: Local, x: Any, axis: int, reverse: bool) -> Any:
     return c.xp.flip(x, axis) if reverse else x

@@ -20,8 +20,6 @@ from jax.interpreters import mlir
 
 from ..layouts.sharding import Axes
 
-__all__ = ["invariant", "ordered", "restored"]
-
 Array = Any  # a JAX value inside shard_map
 DType = np.dtype[Any]
 

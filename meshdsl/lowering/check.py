@@ -22,9 +22,6 @@ from .asynchrony import check_pairs
 from .labels import out_shardings
 from .program import Program
 
-__all__ = ["check"]
-
-
 _checked: WeakKeyDictionary[Eqn, Mesh] = WeakKeyDictionary()  # equations without problems, on this mesh
 
 

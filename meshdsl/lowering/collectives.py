@@ -28,8 +28,6 @@ from ..layouts.sharding import Axes, Sharding
 from .casts import invariant, ordered, restored
 from .permute import Permute
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "Permute", "ReduceScatter", "Slice", "Step"]
-
 Array = Any  # a JAX tracer inside shard_map
 DType = np.dtype[Any]
 

@@ -32,8 +32,6 @@ from .asynchrony import FENCE, Start, emit_fence
 from .program import Program
 from .ragged import RaggedAllToAll
 
-__all__ = ["PLAIN", "Emission", "emit", "partition_spec", "run_equations", "shardings"]
-
 Env = dict[Var, Any]
 
 

@@ -17,8 +17,6 @@ from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label
 
-__all__ = ["apply", "labels_of", "out_shardings", "vanishing"]
-
 
 @lru_cache(maxsize=4096)
 def labels_of(eqn: Eqn) -> Labels:

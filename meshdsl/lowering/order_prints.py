@@ -12,8 +12,6 @@ from ..ir import Cond, Eqn, Graph, Scan, Var, While, acts
 from ..trace import FULL
 from .program import Program
 
-__all__ = ["order_prints"]
-
 BOOL = np.dtype(bool)
 
 

@@ -26,8 +26,6 @@ from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant
 
-__all__ = ["Permute"]
-
 Array = Any  # a JAX value inside shard_map
 
 

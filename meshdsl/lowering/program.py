@@ -23,8 +23,6 @@ from ..layouts import Extents, Mesh
 from ..pipelines import Schedule
 from .asynchrony import Start
 
-__all__ = ["CollectiveRecord", "Program"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Program(Graph):

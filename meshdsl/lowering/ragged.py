@@ -27,8 +27,6 @@ from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .collectives import AllToAll
 
-__all__ = ["RaggedAllToAll"]
-
 Array = Any  # a JAX value inside shard_map
 
 

@@ -25,8 +25,6 @@ from .partition.planner import cost, plan
 from .program import Program
 from .ragged import RaggedAllToAll
 
-__all__ = ["ragged_exchange"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Mark:

@@ -25,8 +25,6 @@ from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh
 from .program import Program
 
-__all__ = ["lay_out", "read_back", "simulate"]
-
 Blocks = list[np.ndarray]  # one per device, row-major over the mesh
 Axes = tuple[str, ...]
 

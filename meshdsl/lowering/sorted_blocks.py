@@ -21,8 +21,6 @@ from ..dims import Dim
 from ..ir import Fuses, Labels, Op, Type
 from ..ops.index_map import replaced
 
-__all__ = ["BEGIN_SORT", "KEEP_PART", "last"]
-
 
 def last(dtype: np.dtype) -> Any:
     """The value that sorts last in a dtype."""

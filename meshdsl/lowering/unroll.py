@@ -21,8 +21,6 @@ from ..ops.joining import INDEX, STACK
 from .collectives import AllGather, AllReduce, ReduceScatter
 from .program import Program
 
-__all__ = ["unroll"]
-
 LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the latency of one collective only
 
 

@@ -19,8 +19,6 @@ from .dropout import dropout as drop
 from .linear import weight
 from .precision import FLOAT32, DimLike, Precision, dim_of, name_of, new_dim
 
-__all__ = ["multi_head_attention", "rotary", "scaled"]
-
 MASKED_SCORE = -1e30  # finite, so that a query whose keys are all masked attends to all of them instead of giving NaN
 LONG = 4096  # keys; the float32 scores of one head then take 64 MB
 

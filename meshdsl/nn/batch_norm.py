@@ -10,8 +10,6 @@ import meshdsl as md
 from .norms import normal, scaled
 from .precision import FLOAT32, DimLike, DimsLike, Precision, dim_of, dims_of
 
-__all__ = ["batch_norm", "group_norm"]
-
 State = Mapping[str, md.Tensor]
 
 

@@ -15,8 +15,6 @@ from .attention import MASKED_SCORE, check_positions, rotary, scaled
 from .linear import weight
 from .precision import FLOAT32, DimLike, Precision, dim_of, name_of, new_dim
 
-__all__ = ["attention_to", "cached_attention", "keys_and_values", "write_cache"]
-
 Cache = dict[str, md.Tensor]  # "k" and "v", both [..., memory, heads, head]
 
 

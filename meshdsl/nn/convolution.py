@@ -9,8 +9,6 @@ import meshdsl as md
 
 from .precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 
-__all__ = ["causal_conv", "conv"]
-
 
 def conv(
     x: md.Tensor,

@@ -6,8 +6,6 @@ import meshdsl as md
 
 from .precision import DimsLike, dims_of
 
-__all__ = ["dropout"]
-
 
 def dropout(x: md.Tensor, rate: float, key: md.Tensor | None, *, shared: DimsLike = "") -> md.Tensor:
     """Sets elements to zero with probability `rate` and divides the others by 1 - rate (Srivastava et al., 2014).

@@ -9,8 +9,6 @@ import meshdsl as md
 
 from .precision import FLOAT32, DimLike, DimsLike, Precision, dim_of, dims_of, new_dim
 
-__all__ = ["ACTIVATIONS", "dense", "embedding", "feed_forward", "learned_positions", "linear", "weight"]
-
 ACTIVATIONS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
     "relu": lambda x: md.relu(x),
     "gelu": lambda x: md.gelu(x),

@@ -10,8 +10,6 @@ import meshdsl as md
 
 from .precision import DimLike, dim_of
 
-__all__ = ["softmax_cross_entropy", "targets_seen"]
-
 Targets = list[tuple[md.Tensor, md.Dim]]
 _seen: contextvars.ContextVar[Targets | None] = contextvars.ContextVar("targets", default=None)
 

@@ -11,8 +11,6 @@ import meshdsl as md
 
 from .precision import FLOAT32, DimsLike, Precision, dims_of
 
-__all__ = ["layer_norm", "normal", "rms_norm", "scaled"]
-
 
 def layer_norm(
     x: md.Tensor,

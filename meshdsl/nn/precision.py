@@ -8,8 +8,6 @@ from typing import Any
 
 import meshdsl as md
 
-__all__ = ["FLOAT32", "DimLike", "DimsLike", "Precision", "dim_of", "dims_of", "name_of", "new_dim"]
-
 DimLike = str | md.Dim  # one dim
 DimsLike = str | md.Dim | Iterable[str | md.Dim]  # one or several
 

@@ -13,8 +13,6 @@ import meshdsl as md
 
 from .precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 
-__all__ = ["gru", "lstm", "state_space"]
-
 
 def _recurrent(
     x: md.Tensor,

@@ -10,8 +10,6 @@ import meshdsl as md
 
 from .precision import FLOAT32, DimLike, Precision, new_dim
 
-__all__ = ["relative_bias"]
-
 
 def relative_bias(
     heads: DimLike,

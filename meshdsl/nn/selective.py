@@ -8,8 +8,6 @@ import meshdsl as md
 
 from .precision import FLOAT32, DimLike, Precision, dim_of
 
-__all__ = ["selective_scan"]
-
 
 def selective_scan(
     x: md.Tensor,

@@ -8,8 +8,6 @@ from typing import Any
 from ..trace import Tensor, as_tensor
 from .elementwise import abs, erf, exp, expm1, log1p, sigmoid, square, tanh, where
 
-__all__ = ["elu", "gelu", "leaky_relu", "selu", "silu", "softplus"]
-
 
 def gelu(x: Any, approximate: bool = True) -> Tensor:
     """Gaussian error linear unit; the tanh form by default (`approximate`), as in `jax.nn.gelu`.

@@ -14,8 +14,6 @@ from .elementwise import abs, equal, maximum, minimum, sqrt, square, where
 from .indexing import iota
 from .reductions import broadcast, max, over_dims, sum
 
-__all__ = ["clip", "norm", "tril", "triu"]
-
 
 def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
     """`x` limited to the range from `low` to `high`, numbers or tensors; None is no limit.

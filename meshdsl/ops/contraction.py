@@ -21,8 +21,6 @@ from ..trace import Tensor, bind1
 from .dtypes import as_dtype, cast, kind, promote
 from .reductions import over_dims, sum
 
-__all__ = ["EINSUM", "dot", "einsum"]
-
 
 def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
     table = merge(x.dims for x in xs)

@@ -21,8 +21,6 @@ from .reshape import blocked_kernel
 from .slicing import reverse
 from .window import Window, by_name, numbers, numeric, padded, pads_of, sized, touched, transposed
 
-__all__ = ["conv"]
-
 
 @dataclass(frozen=True)
 class _Parts:

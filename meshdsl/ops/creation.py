@@ -18,8 +18,6 @@ from .dtypes import as_dtype, cast, check_kind, kind
 from .indexing import iota, new_dim
 from .reductions import broadcast
 
-__all__ = ["EMPTY", "arange", "full", "linspace", "ones", "zeros", "zeros_like"]
-
 
 def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
     """A tensor with every element equal to `value`, a number or a tensor with some of the dims.

@@ -12,19 +12,6 @@ from ..errors import ShapeError, at, caller, located
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, dtype_of
 
-__all__ = [
-    "CAST",
-    "as_dtype",
-    "bitcast",
-    "cast",
-    "check_kind",
-    "check_ordered",
-    "float_for",
-    "kind",
-    "promote",
-    "takes",
-]
-
 _KINDS = {"f": "floating", "c": "complex", "i": "integer", "b": "boolean"}
 
 

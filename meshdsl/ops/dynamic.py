@@ -21,8 +21,6 @@ from .reductions import broadcast, spread
 from .reshape import refill, transpose
 from .slicing import clipped
 
-__all__ = ["dynamic_slice", "dynamic_update_slice"]
-
 
 def _picked(c: Local, x: Any, index: Any, axis: int, otherwise: Any) -> Any:
     """Gather elements at indices along an axis; `otherwise` for out-of-range indices."""

@@ -18,14 +18,6 @@ from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_kind, float_for, kind, promote, takes
 
-__all__ = [
-    "ADD", "SUBTRACT", "WHERE", "abs", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_shape", "ceil",
-    "cos", "divide", "equal", "erf", "erf_inv", "exp", "expm1", "floor", "floor_divide", "greater", "greater_equal",
-    "invert", "isfinite", "isnan", "left_shift", "less", "less_equal", "log", "log1p", "logical_not", "maximum",
-    "minimum", "multiply", "negative", "not_equal", "power", "reciprocal", "relu", "remainder", "right_shift", "round",
-    "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "stop_gradient", "subtract", "tanh", "where",
-]  # fmt: skip
-
 
 def broadcast_shape(*types: Type):
     """The dims of the operand that has all dims of the others; raises `ShapeError` if there is none."""

@@ -12,8 +12,6 @@ from .elementwise import stop_gradient, where
 from .indexing import iota
 from .reductions import max, min
 
-__all__ = ["argmax", "argmin"]
-
 
 def argmax(x: Any, over: DimLike) -> Tensor:
     """The lowest index (int32) of the maximum, or of the first NaN. A sharded dim is not gathered.

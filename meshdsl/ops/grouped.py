@@ -23,8 +23,6 @@ from .elementwise import where
 from .indexing import flat_index
 from .reductions import broadcast
 
-__all__ = ["GROUPED_DOT", "GROUPED_OUTER", "grouped_dot"]
-
 
 def _new(w: Shape, i: Shape, by: Dim, over: Dim) -> Dim:
     """The dim of the matrices that the result has."""

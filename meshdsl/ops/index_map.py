@@ -17,8 +17,6 @@ from ..backend import Local
 from ..dims import Dim, Shape
 from ..ir import Fuses, Labels, Linear, Op, Type
 
-__all__ = ["PLACE", "ROWS", "IndexMap", "Piece", "PlaceTable", "Shift", "one_label", "replaced", "shift_of"]
-
 
 @dataclass(frozen=True)
 class Piece:

@@ -22,12 +22,6 @@ from .reductions import broadcast, spread
 from .reshape import transpose
 from .slicing import clipped
 
-__all__ = [
-    "IOTA", "PUT_ALONG", "SCATTER_ADD", "TAKE", "TAKE_ALONG", "find_one", "flat_index", "iota", "new_dim", "one_hot",
-    "put_add", "put_along", "take",
-]  # fmt: skip
-
-
 IOTA = Op(
     "iota",
     type=lambda *, dim, dtype: Type((dim,), dtype),

@@ -20,8 +20,6 @@ from .indexing import flat_index
 from .reductions import spread
 from .reshape import transpose
 
-__all__ = ["INVERSE", "inverse_index", "slot_of"]
-
 
 def _inverse_type(*indices: Type, over: Dim, into: Shape) -> Type:
     return Type((*(d for d in indices[0].dims if d != over), *into), np.dtype(np.int32))

@@ -20,8 +20,6 @@ from .reductions import spread
 from .reshape import blocked_kernel, transpose
 from .slicing import pad, slice
 
-__all__ = ["INDEX", "STACK", "concat", "stack", "unstack"]
-
 
 def _promoted(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
     if not xs:

@@ -12,8 +12,6 @@ from ..backend import Local
 from ..dims import Shape
 from ..ir import Fuses, Linear, Op
 
-__all__ = ["MASK", "identity"]
-
 
 def identity(fill: Any, dtype: np.dtype) -> Any:
     """The number for a value of `Op.mask`: "low" and "high" are the extremes of the dtype."""

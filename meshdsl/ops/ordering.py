@@ -18,8 +18,6 @@ from .indexing import new_dim, put_along
 from .reshape import refill, transpose, trim
 from .slicing import along, shift
 
-__all__ = ["CUMSUM", "SORT", "TOP_K", "argsort", "cumsum", "sort", "top_k"]
-
 CUMSUM = along(
     "cumsum",
     lambda dim, *, reverse: dim,

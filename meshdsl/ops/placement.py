@@ -16,8 +16,6 @@ from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
-__all__ = ["RESHARD_TO_PRIVATE_DIM", "SHARD", "prefer", "replicate", "shard"]
-
 PREFER = Op(
     "prefer",
     type=lambda x, *, names: x,

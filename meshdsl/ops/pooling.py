@@ -26,8 +26,6 @@ from .reductions import spread
 from .reshape import blocked_kernel
 from .window import Window, by_name, numbers, numeric, padded, pads_of, pairs, touched, transposed
 
-__all__ = ["COUNT_EQUAL", "MAX_POOL", "SUM_EQUAL", "SUM_POOL", "avg_pool", "max_pool", "sum_pool"]
-
 
 def _slid_type(x: Type, *, window: tuple[Window, ...]) -> Type:
     """The type of x with the dims of its windows replaced by their output dims."""

@@ -22,8 +22,6 @@ from ..ir import Op, Type
 from ..layouts import Sharding
 from ..trace import Tensor, as_tensor, bind
 
-__all__ = ["PRINT", "print"]
-
 Axes = tuple[str, ...]
 
 

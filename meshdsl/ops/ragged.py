@@ -14,8 +14,6 @@ from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .contraction import located
 
-__all__ = ["RAGGED", "ragged"]
-
 
 def _ragged_type(x: Type, counts: Type, *, dim: Dim, share: float) -> Type:
     extra = [d for d in counts.dims if d == dim or d not in x.dims]

@@ -19,10 +19,6 @@ from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_ordered, kind
 from .elementwise import logical_not, square, where
 
-__all__ = [
-    "BROADCAST", "PROD", "all", "any", "broadcast", "max", "mean", "min", "over_dims", "prod", "spread", "sum", "var",
-]  # fmt: skip
-
 
 def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
     """The dims that a reduction removes: all dims of x if `over` is None."""

@@ -17,11 +17,6 @@ from ..errors import ShapeError, located
 from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
-__all__ = [
-    "RENAME", "blocked_kernel", "flatten", "groups", "refill", "rename", "reshape", "squeeze", "transpose",
-    "trim", "unflatten",
-]  # fmt: skip
-
 
 def trim(c: Local, x: Any, block: Block) -> Any:
     """Remove the padding of a block's unsharded dims."""

@@ -19,8 +19,6 @@ from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece
 from .reshape import blocked_kernel
 
-__all__ = ["SLICE", "along", "clipped", "pad", "reverse", "roll", "shift", "slice", "swap_blocks"]
-
 
 def along(
     name: str,

@@ -13,8 +13,6 @@ from .dtypes import as_dtype, cast, kind
 from .elementwise import exp, isfinite, log, stop_gradient, where
 from .reductions import max, over_dims, sum
 
-__all__ = ["log_softmax", "logsumexp", "softmax"]
-
 
 def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     """log(sum(exp(x))) over one or several dims, or all (default), without overflow.

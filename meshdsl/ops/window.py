@@ -21,11 +21,6 @@ from typing import Any
 from ..dims import Dim, Shape, find, name_of
 from ..errors import ShapeError
 
-__all__ = [
-    "Window", "by_name", "numbers", "numeric", "padded", "pads_of", "pairs", "sized", "touched",
-    "transposed",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Window:

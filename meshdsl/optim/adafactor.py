@@ -18,8 +18,6 @@ from .checks import LearningRate, check_update
 from .optimizers import Optimizer, count_of, rate_of, recorded, subtract, zero
 from .per_tensor import own_dims, rms, wide
 
-__all__ = ["adafactor", "factored_dims"]
-
 
 @recorded
 def adafactor(

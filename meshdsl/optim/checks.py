@@ -13,8 +13,6 @@ import meshdsl as md
 
 from .per_tensor import path_of
 
-__all__ = ["LearningRate", "check_update", "checked_decays", "checked_rate", "is_tensor"]
-
 LearningRate = float | Callable[[md.Tensor], md.Tensor]
 
 

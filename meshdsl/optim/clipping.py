@@ -14,8 +14,6 @@ import meshdsl as md
 from .optimizers import Optimizer, recorded
 from .per_tensor import root_of_squares, squares, wide
 
-__all__ = ["clip_by_global_norm", "global_norm", "with_clipping"]
-
 
 def global_norm(tree: Any) -> md.Tensor:
     """The square root of the sum of squares of all elements of all tensors, in at least float32.

@@ -21,8 +21,6 @@ from jax.extend.core import Literal
 import meshdsl as md
 from meshdsl import jax_functions
 
-__all__ = ["check_elementwise", "run"]
-
 Dims = tuple[md.Dim, ...]
 Refusal = Callable[[str, str, str], Exception]
 

@@ -21,8 +21,6 @@ from .checks import LearningRate, check_update
 from .optimizers import Optimizer, adamw, rate_of, recorded, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
-__all__ = ["muon"]
-
 
 class Matrix(NamedTuple):
     """A weight seen as matrices: input dims by output dims, one matrix for each index of the other dims."""

@@ -23,8 +23,6 @@ from .elementwise import check_elementwise, run
 from .optimizers import Optimizer, recorded, zero
 from .per_tensor import path_of
 
-__all__ = ["from_optax"]
-
 
 @recorded
 def from_optax(transformation: Any) -> Optimizer:

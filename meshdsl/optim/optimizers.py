@@ -21,9 +21,6 @@ import meshdsl as md
 from .checks import LearningRate, check_update, checked_decays, checked_rate, is_tensor
 from .per_tensor import Chosen, every, path_of
 
-__all__ = ["Optimizer", "adam", "adamw", "momentum", "recorded", "sgd"]
-
-
 P = ParamSpec("P")
 
 

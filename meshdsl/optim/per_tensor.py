@@ -21,8 +21,6 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["Chosen", "every", "norm", "own_dims", "path_of", "rms", "root_of_squares", "squares", "wide"]
-
 Chosen = Callable[[str], bool]  # a predicate on parameter paths
 
 

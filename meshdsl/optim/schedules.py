@@ -10,8 +10,6 @@ from typing import Any, ParamSpec
 
 import meshdsl as md
 
-__all__ = ["Schedule", "constant", "inverse_sqrt", "linear", "rsqrt", "warmup_cosine"]
-
 Schedule = Callable[[md.Tensor], md.Tensor]
 P = ParamSpec("P")
 

@@ -16,8 +16,6 @@ from .checks import LearningRate, check_update
 from .optimizers import Optimizer, moments, rate_of, recorded, subtract, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
-__all__ = ["lamb", "lars"]
-
 _DENOMINATORS = ("sum_of_norms", "norm_of_sum")
 
 

@@ -13,8 +13,6 @@ from .checks import check_update
 from .optimizers import Optimizer, recorded, zero
 from .per_tensor import Chosen, path_of
 
-__all__ = ["with_accumulation", "with_average", "with_frozen"]
-
 
 def _joined(name: str, state: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """The state of an optimizer with that of its wrapper; raises `ShapeError` if both have an entry of one name."""

@@ -29,8 +29,6 @@ from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from ..lowering.program import Program
 from ..updates.packing import PACK, UNPACK
 
-__all__ = ["REGROUP", "has_slow", "has_slow_axis", "in_steps"]
-
 Regrouping = Mapping[str, Shape]  # a dim -> the dims, major to minor, into which it is regrouped
 
 

@@ -15,8 +15,6 @@ from ..lowering.program import Program
 from ..updates.bucket_collectives import Group, Key, bucket_key, in_rounds
 from .fences import is_product
 
-__all__ = ["combine"]
-
 
 def combine(program: Program, limits: Mapping[str, float]) -> Program:
     """The program with consecutive gradients' collectives of each kind combined, up to `limits[kind]` bytes each.

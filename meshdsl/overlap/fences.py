@@ -22,8 +22,6 @@ from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
 from ..targets.fusion import Kernel, holders, steps
 
-__all__ = ["Kernels", "fence", "is_product", "products", "windows", "kernels_with_products"]
-
 
 def is_product(eqn: Eqn) -> bool:
     """True if an equation multiplies and sums (a matmul, for example), so that a window should hold its kernel."""

@@ -21,8 +21,6 @@ from ..backend import Block, Local
 from ..dims import Dim, Shape, names
 from ..ir import Op, Product, Reduce, Type
 
-__all__ = ["FILLED_DOT", "FILLED_OUTER"]
-
 
 def _matrices(c: Local, x: Any, block: Block, *dims: Sequence[Dim]) -> Any:
     """The array with one axis for each group of dims, and its dims in this order."""

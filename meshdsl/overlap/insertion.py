@@ -15,8 +15,6 @@ from ..errors.deadline import check_deadline
 from .list_schedule import list_schedule
 from .tasks import Task, Tasks
 
-__all__ = ["improved_schedule", "insertion_moves", "length", "starts"]
-
 SMALL = 40  # tasks; up to this number every move is tried
 STARTS = 32  # other orders, for small graphs: list schedules with random priorities, and random orders
 NOISE = 2.0  # of a priority, relative

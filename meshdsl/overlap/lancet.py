@@ -25,8 +25,6 @@ from .split import Cut, cuts_along, split
 from .tasks import ordered, tasks_of
 from .weight_gradients import dw_schedule
 
-__all__ = ["lancet"]
-
 GROUPS = 5  # groups between two mixture-of-experts layers
 MOST_PARTS = 8
 

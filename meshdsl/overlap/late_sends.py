@@ -15,8 +15,6 @@ from .insertion import starts
 from .list_schedule import Footprint
 from .tasks import Task, Tasks
 
-__all__ = ["late_sends"]
-
 EARLY = 1.0  # a collective is complete this early, in units of its own time, because predicted times are not exact
 
 

@@ -22,8 +22,6 @@ from ..errors.deadline import check_deadline
 from ..targets.fusion import holders
 from .tasks import Task, Tasks
 
-__all__ = ["list_schedule", "Footprint"]
-
 Ready = tuple[float, int, Task]  # minus its priority, and a number that breaks ties
 
 

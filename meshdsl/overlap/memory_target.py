@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from ..cost.memory import Memory
 from ..lowering.program import Program
 
-__all__ = ["GROWTH", "MemoryTarget"]
-
 GROWTH = 1.05  # peak memory of a plan over that of the unplanned program, unless the user sets a limit
 SLOWER = 1.01  # time of the step that may be paid for it
 TRIES = 5

@@ -16,8 +16,6 @@ from ..lowering.asynchrony import WAIT, Start, pairs
 from ..lowering.program import Program
 from ..targets.fusion import Kernel, Send, Wait
 
-__all__ = ["one_in_flight"]
-
 
 def one_in_flight(program: Program, machine: Machine, placement: Placement) -> Program:
     """The program with later starts and earlier waits; the order of everything else is the same."""

@@ -27,10 +27,6 @@ from ..ir import Eqn, Fuses, Linear, Op, Type
 from ..layouts import Mesh
 from ..ops.reshape import RESHAPE, groups
 
-__all__ = [
-    "CARRIED", "FILLED_PART", "JOIN_PARTS", "PART", "PLACED", "RUN", "SUM_PARTS", "USED", "Cut", "inner_cut", "resized",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Cut:

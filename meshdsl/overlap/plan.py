@@ -28,8 +28,6 @@ from .planner import Planner
 from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, OverlapWindow
 
-__all__ = ["plan_overlap"]
-
 Judged = tuple[Attempt, Program, Timeline]
 
 

@@ -30,8 +30,6 @@ from .tasks import Task, Tasks, ordered, tasks_of
 from .values import Overlap
 from .weight_gradients import dw_schedule
 
-__all__ = ["Planner"]
-
 DEGREES = (2, 4, 8)  # numbers of parts to try for experts, as Tutel does
 STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to try, in units of a collective's time
 NEARLY = 0.9  # cuts whose communication in parts is at least this fraction of the largest are compared by their time

@@ -16,8 +16,6 @@ from .list_schedule import list_schedule
 from .split import Parts
 from .tasks import Task, Tasks, reorder, tasks_of
 
-__all__ = ["expert_ranges", "is_exchange", "pipelined", "reductions_early", "staggered"]
-
 STAGGER = (0.0, 0.5, 1.0, 2.0)  # delays of later parts to try, in units of a collective's time
 
 

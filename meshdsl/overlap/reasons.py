@@ -9,8 +9,6 @@ from ..lowering.collectives import AllGather
 from ..lowering.program import Program
 from .split import Parts
 
-__all__ = ["no_parts", "no_rings", "no_skew", "nothing_beside"]
-
 SHOWN = 2  # equations that are named
 
 

@@ -35,8 +35,6 @@ from ..ops.index_map import replaced
 from ..ops.reshape import RENAME
 from ..trace import FULL, number
 
-__all__ = ["Ring", "ring_products", "rings", "faster_rings"]
-
 
 @dataclass(frozen=True, eq=False)
 class Ring:

@@ -32,8 +32,6 @@ from ..ops.indexing import IOTA
 from ..ops.joining import INDEX
 from ..ops.reshape import RENAME
 
-__all__ = ["EarlyStage", "gathers_ahead", "gradients_behind", "skew"]
-
 
 def _no_flops(*_: Any, **__: Any) -> float:
     return 0.0

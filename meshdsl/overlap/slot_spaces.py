@@ -23,17 +23,6 @@ from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.inverse import INVERSE
 from ..ops.reshape import RENAME, RESHAPE, groups
 
-__all__ = [
-    "InSlots",
-    "RefusedError",
-    "SlotSpace",
-    "names_slots",
-    "readers_of",
-    "slot_spaces",
-    "slots_after",
-    "sums_parts",
-]
-
 
 @dataclass(eq=False)
 class SlotSpace:

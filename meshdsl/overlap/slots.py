@@ -46,8 +46,6 @@ from .slot_spaces import (
     sums_parts,
 )
 
-__all__ = ["SlotParts"]
-
 
 class ProgramInParts(Protocol):
     """The program in parts so far."""

@@ -35,8 +35,6 @@ from .parts import CARRIED, FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, Cut, inner
 from .slot_spaces import RefusedError, sums_parts
 from .slots import SlotParts
 
-__all__ = ["Cut", "Parts", "cuts_along", "split"]
-
 # operations with their own rule that treats every block of a dim the same way
 WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD, INVERSE)
 

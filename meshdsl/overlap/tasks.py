@@ -25,8 +25,6 @@ from ..lowering.asynchrony import WAIT, Start
 from ..lowering.program import Program
 from ..targets.fusion import Kernel, Send, Step
 
-__all__ = ["Task", "Tasks", "ordered", "tasks_of", "reorder"]
-
 
 @dataclass(eq=False)
 class Task:

@@ -10,8 +10,6 @@ from ..errors.markup import titled
 from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.units import percent, seconds, show_bytes
 
-__all__ = ["MODES", "NO_OVERLAP", "STEPS", "Attempt", "Overlap", "OverlapPlan", "OverlapWindow"]
-
 MODES = ("none", "auto", "dw", "partition", "lancet", "experts", "list", "ring", "skew", "halves")
 CHOOSING = ("partition", "lancet", "experts")  # modes that choose the number of parts
 STEPS = ("auto", "flat", "always")  # for collectives in steps

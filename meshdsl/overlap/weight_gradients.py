@@ -14,8 +14,6 @@ from ..lowering.ragged import RaggedAllToAll
 from ..targets.fusion import Send
 from .tasks import Task, Tasks
 
-__all__ = ["dw_schedule", "weight_gradients"]
-
 
 def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
     """For every task, its direct and indirect dependencies as bits, by their numbers in the program."""

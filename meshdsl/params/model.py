@@ -23,8 +23,6 @@ from ..ops.dtypes import as_dtype
 from ..trace import Tensor, eval_shape, tree
 from .param import Declared, ModelRun, computed, running
 
-__all__ = ["Model", "model"]
-
 
 @dataclass(frozen=True)
 class Model:

@@ -18,8 +18,6 @@ from ..ops.dtypes import cast, kind
 from ..trace import Tensor, dtype_of
 from . import init as initializers
 
-__all__ = ["Declared", "ModelRun", "computed", "current_run", "param", "running", "running_model", "scope", "value_of"]
-
 
 @dataclass(frozen=True)
 class Declared:

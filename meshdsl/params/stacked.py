@@ -12,8 +12,6 @@ from ..ops.creation import zeros_like
 from ..trace import Tensor, eval_shape, tree
 from .param import Declared, ModelRun, running, value_of
 
-__all__ = ["declare", "declared_inside", "weights_of", "without"]
-
 
 def declared_inside(run: ModelRun, dim: Dim, f: Callable[..., Any], *args: Any) -> tuple[dict[str, Declared], Any]:
     """The parameters that f declares, with `dim` first; and the types of its results."""

@@ -16,8 +16,6 @@ from ..ops.elementwise import ADD, SUBTRACT
 from ..ops.reductions import BROADCAST
 from ..trace import CONSTANT, FULL, number
 
-__all__ = ["running_sum", "sums_begin_with_zero"]
-
 
 def sums_begin_with_zero(graph: Graph) -> Graph:
     """The graph in which loops that add to zeros start from a constant."""

@@ -11,8 +11,6 @@ from ..control import BARRIER
 from ..ir import Eqn, Graph, Var, verify
 from ..ops.dtypes import CAST
 
-__all__ = ["hoist_casts"]
-
 
 def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
     """The graph in which loops that only cast an input in `of` to one narrower dtype take the narrow value."""

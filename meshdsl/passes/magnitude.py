@@ -16,8 +16,6 @@ import numpy as np
 from ..ir import Bounded, Eqn, Graph, Var
 from ..trace import CONSTANT
 
-__all__ = ["magnitudes"]
-
 
 def magnitudes(graph: Graph) -> dict[Var, float]:
     """For each value of a graph that is never infinite, the largest magnitude that an element can have.

@@ -15,8 +15,6 @@ import numpy as np
 from ..ir import Eqn, Graph, Linear, Reduce, Var, verify
 from ..ops.dtypes import CAST, kind
 
-__all__ = ["narrow_products", "widens"]
-
 
 @lru_cache
 def widens(narrow: np.dtype, wide: np.dtype) -> bool:

@@ -20,8 +20,6 @@ from .accumulate import sums_begin_with_zero
 from .narrow_products import narrow_products
 from .unmade import recompute_inside_loops
 
-__all__ = ["inline", "simplify"]
-
 
 def inline(graph: Graph) -> Graph:
     """Inline `checkpoint` and `call` equations, which after differentiation are equal to their bodies."""

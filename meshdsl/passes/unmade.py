@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var, verify
 
-__all__ = ["recompute_inside_loops", "unmade_values"]
-
 CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
 

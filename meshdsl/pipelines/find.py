@@ -23,8 +23,6 @@ from ..passes.accumulate import running_sum
 from ..trace import FULL
 from .schedule import Schedule
 
-__all__ = ["Level", "Loop", "Terms", "find", "loop_of", "values"]
-
 
 class Level(IntEnum):
     """When a value of a micro-batch is computed."""

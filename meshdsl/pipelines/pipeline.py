@@ -15,8 +15,6 @@ from .schedule import Schedule
 from .stages import StageDims
 from .ticks import Dims, run_ticks
 
-__all__ = ["pipelined"]
-
 
 def pipelined(graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
     """The graph with pipelines, the layout with their dims of stages, and their schedules.

@@ -15,8 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Schedule", "bubble"]
-
 
 @dataclass(frozen=True)
 class Schedule:

@@ -24,18 +24,6 @@ from ..ops.slicing import pad, slice, swap_blocks
 from ..trace import Tensor, as_tensor, bind, evaluate, trace
 from .find import loop_of
 
-__all__ = [
-    "Rows",
-    "StageDims",
-    "by_stage",
-    "layers_of_stages",
-    "of_stage",
-    "own_layers",
-    "run_stages",
-    "stacked_again",
-    "staged",
-]
-
 
 @dataclass(frozen=True)
 class StageDims:

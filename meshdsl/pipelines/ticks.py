@@ -35,8 +35,6 @@ from .stages import (
     staged,
 )
 
-__all__ = ["Dims", "run_ticks"]
-
 FILL = 0.0  # what stages receive before their first micro-batch; no result depends on it
 Key = tuple[str, int]  # of a sum: rows or a carry of the backward loop, by number, or terms of a carry of the step
 Sums = dict[Key, Tensor]

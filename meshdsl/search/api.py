@@ -25,8 +25,6 @@ from .result import SearchProgress, SearchResult
 from .space import meshes
 from .variants import Variants
 
-__all__ = ["search"]
-
 
 def search(
     f: Any,

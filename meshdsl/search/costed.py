@@ -15,9 +15,6 @@ from .evaluate import Assignment, Entry, evaluate
 from .request import SearchRequest
 from .variants import Variants
 
-__all__ = ["Costed"]
-
-
 SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
 
 

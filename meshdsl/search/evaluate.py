@@ -15,8 +15,6 @@ from ..ir import Graph
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 
-__all__ = ["OBJECTIVES", "Entry", "SearchProblem", "check_objective", "evaluate"]
-
 Assignment = Mapping[str, str | Sequence[str]]  # mesh axes -> hardware axes
 OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes", "energy")
 

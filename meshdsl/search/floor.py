@@ -27,8 +27,6 @@ from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, cse, dce, ope
 from ..lowering.partition.expansions import EXPANSIONS
 from ..ops.placement import PREFER, SHARD
 
-__all__ = ["KernelWork", "floor", "kernels"]
-
 
 @dataclass(frozen=True)
 class KernelWork:

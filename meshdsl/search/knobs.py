@@ -15,8 +15,6 @@ from ..errors import LayoutError, nearest
 from ..overlap.values import Overlap
 from ..updates.weight_update import WeightUpdate
 
-__all__ = ["TURNS", "Turn", "title", "turns_of"]
-
 SEVERAL = 8  # devices of an update group along one axis: the neighbours in a node, or on a ring
 SHARDED = WeightUpdate("sharded")
 

@@ -21,8 +21,6 @@ from .moves import divided, meshes_near
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
 
-__all__ = ["LocalSearch"]
-
 SAVED_BY_KNOBS = 0.25  # largest share of a step that knobs which save memory are expected to save in time
 REORDERED = 1.1  # other weight updates, by time over that of the best plan, whose overlap is tried
 MICROBATCHES = (2, 4, 8)  # of a pipeline, for each stage

@@ -11,8 +11,6 @@ from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
 from .space import Row, Space
 
-__all__ = ["divided", "meshes_near", "named_rows", "rows_near"]
-
 
 def rows_near(space: Space, row: Row) -> list[Row]:
     """The layouts of a space in which one dim takes other axes.

@@ -23,8 +23,6 @@ from .screen import Screen
 from .space import Row, Space, space
 from .variants import Variants
 
-__all__ = ["PlanLayouts"]
-
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
 LAYOUT_MOVES = 6  # layouts that are costed in a round
 SLOWER = 1.1  # layouts that may be faster under a sharded update, by time over that of the best plan's layout

@@ -18,8 +18,6 @@ from .knobs import title
 from .plans import PlanSearch
 from .result import Half, KnobWorth, SearchResult, amount
 
-__all__ = ["plan_result"]
-
 
 def plan_result(run: PlanSearch) -> SearchResult:
     """The result of a finished search; raises `LayoutError` if no plan fits."""

@@ -21,8 +21,6 @@ from .request import ROUNDING, SearchRequest
 from .space import space
 from .variants import Variants
 
-__all__ = ["PlanSpace"]
-
 
 class PlanSpace:
     """The plans over some meshes and knobs."""

@@ -30,8 +30,6 @@ from .request import EVERY, SearchRequest
 from .result import Counts, SearchProgress
 from .variants import Variants
 
-__all__ = ["PlanSearch"]
-
 FEW = 300  # plans up to which every one is costed, ...
 LISTED = 20_000  # ... of at most so many combinations, most of them illegal
 FIRST_MESHES, FIRST_AXES = 5, 2  # meshes that are descended first, of at most so many axes

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from ..layouts import Layout
 from .result import SearchProgress
 
-__all__ = ["EVERY", "ROUNDING", "SearchRequest"]
-
 EVERY = 0.5  # seconds between two progress reports
 ROUNDING = 1e-9  # relative tolerance: a bound sums the same numbers in another order
 

@@ -18,8 +18,6 @@ from ..errors.markup import titled
 from ..errors.units import number, seconds, show_bytes
 from .evaluate import Entry
 
-__all__ = ["Counts", "SearchProgress", "SearchResult", "amount", "Half", "KnobWorth"]
-
 
 @dataclass(frozen=True)
 class Counts:

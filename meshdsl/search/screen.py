@@ -30,8 +30,6 @@ from ..lowering.partition.whole_dims import whole_dims
 from ..targets.fusion import LoopStep
 from ..updates.bucket_collectives import bucket_collectives
 
-__all__ = ["ILLEGAL", "Screen"]
-
 ILLEGAL = math.inf
 
 

@@ -18,8 +18,6 @@ from ..layouts.layout import matches
 from ..layouts.sharding import Axes
 from ..lowering.partition.partition import preferences
 
-__all__ = ["Row", "Space", "meshes", "space"]
-
 Row = tuple[int, ...]  # a layout: an option number for each dim of its space
 
 

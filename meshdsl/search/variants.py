@@ -19,8 +19,6 @@ from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
 from .evaluate import Assignment, SearchProblem
 
-__all__ = ["Variants"]
-
 
 class Variants:
     """The problem of each plan; a plan's mesh and layout do not matter, and the machine is that of the search.

@@ -16,8 +16,6 @@ from ..ops.attention.blocks import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
 from . import FUSED, Target
 
-__all__ = ["case_of", "choose", "is_attention", "with_kernels"]
-
 
 def is_attention(eqn: Eqn) -> bool:
     """True for `md.attention`, its gradient, and the parts into which they are lowered."""

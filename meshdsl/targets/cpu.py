@@ -5,6 +5,4 @@ from __future__ import annotations
 from ..lowering.emit import Emission
 from .target import MemoryRules, Target
 
-__all__ = ["CPU"]
-
 CPU = Target("cpu", emission=Emission(ragged=False), memory=MemoryRules(in_place=False))  # no ragged exchange in JAX

@@ -20,8 +20,6 @@ from ..lowering.asynchrony import FENCE, WAIT, Start
 from ..ops.reshape import TRANSPOSE
 from .scores import Scores, is_matmul, is_product, kind, long_scores, names
 
-__all__ = ["Branch", "Kernel", "LoopStep", "Send", "Step", "Wait", "holders", "steps"]
-
 
 @dataclass(frozen=True, eq=False)
 class Kernel:

@@ -10,8 +10,6 @@ from ..lowering import Program
 from ..ops.dtypes import CAST
 from ..ops.joining import INDEX, STACK
 
-__all__ = ["Scores", "batches", "elements", "is_matmul", "is_product", "kind", "long_scores", "names", "no_scores"]
-
 LONG = 2048  # elements of a reduction, above which times count its operand as stored; machines were fitted with it
 
 

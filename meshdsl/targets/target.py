@@ -16,8 +16,6 @@ from ..lowering.program import Program
 from .fusion import Step
 from .scores import Scores, no_scores
 
-__all__ = ["MemoryRules", "Target"]
-
 
 def _none(program: Program) -> set[Var]:
     return set()

@@ -45,8 +45,6 @@ from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, OK, printable
 from .commands.output import json_lines, steady
 from .commands.parser import Parser
 
-__all__ = ["main", "parser"]
-
 GROUPS = {
     "start": (init, list_, doctor),
     "analyse": (analyze, compare, search, scale, explain, verify),

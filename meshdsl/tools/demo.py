@@ -17,8 +17,6 @@ from typing import Any
 import meshdsl as md
 from meshdsl.train import Progress, configure, corpus, load, mesh_and_layout, report, stages, train
 
-__all__ = ["TOLERANCE", "main"]
-
 LAYOUTS = ("data", "model", "data_model")
 WORKLOAD = "transformer:lm"
 # GELU, because it is smooth: a rounding error that flips the sign at a ReLU is amplified a thousandfold by training.

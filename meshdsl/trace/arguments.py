@@ -15,8 +15,6 @@ from ..errors import MeshdslError, ShapeError, at, caller, short, shown
 from ..ir import Type
 from .tensors import Tensor
 
-__all__ = ["KEY_WORD", "array_of", "check_dtypes", "dtype_of", "key_words", "spec", "spec_of", "tensor"]
-
 KEY_WORD = Dim("key_word", 2)  # of random keys
 
 

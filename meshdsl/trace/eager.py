@@ -20,8 +20,6 @@ from ..ir import Op, Params, Type, exact
 from .arguments import check_dtypes
 from .tensors import Tensor
 
-__all__ = ["run_eagerly", "run_kernel"]
-
 SMALL = 1024  # elements
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from ..backend import Local, NumPy
 from ..ir import Fuses, Op, Type
 
-__all__ = ["CONSTANT", "FULL", "number"]
-
 CONSTANT = Op(
     "constant",
     type=lambda *, value, shape: Type(shape, value.dtype),

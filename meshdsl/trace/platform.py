@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import jax
 
-__all__ = ["TracedFor", "platform", "tracing_for"]
-
 
 @dataclass
 class TracedFor:

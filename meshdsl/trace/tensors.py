@@ -19,8 +19,6 @@ from ..dims import DimsLike, Shape, size_of
 from ..errors import ShapeError, TraceError, at, caller
 from ..ir import Type
 
-__all__ = ["Tensor", "TracedTensor", "concrete"]
-
 
 def is_public(name: str) -> bool:
     """Whether `md.<name>` is there, for messages that point to it."""

@@ -24,11 +24,6 @@ from .eager import run_eagerly
 from .literals import CONSTANT, FULL, number
 from .tensors import Tensor, TracedTensor
 
-__all__ = [
-    "OpenTrace", "as_tensor", "bind", "bind1", "checked_number", "current", "eval_shape", "evaluate", "flatten",
-    "location", "trace", "tree",
-]  # fmt: skip
-
 tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
 
 

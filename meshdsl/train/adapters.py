@@ -17,8 +17,6 @@ from .data import SPLITS
 from .iterators import Iterated
 from .tokens import shuffled
 
-__all__ = ["from_datasets", "from_grain"]
-
 Batch = Mapping[str, np.ndarray]
 
 

@@ -13,8 +13,6 @@ import meshdsl as md
 from .data import SPLITS, VOCABULARY, corpus
 from .values import as_json
 
-__all__ = ["Batches", "Text", "classes_of", "data_for", "described", "tensors", "tokens_of"]
-
 Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> arrays by input name
 
 

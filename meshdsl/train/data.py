@@ -21,8 +21,6 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["KINDS", "SPLITS", "VOCABULARY", "Corpus", "Document", "corpus"]
-
 VOCABULARY = 256  # byte values; a larger vocabulary works too, its other entries never occur
 KINDS = ("prose", "source")
 SPLITS = ("train", "held_out")

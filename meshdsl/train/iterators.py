@@ -16,8 +16,6 @@ import meshdsl as md
 
 from .values import UsageError
 
-__all__ = ["Iterated", "Stateful", "go_to", "position_of"]
-
 
 @runtime_checkable
 class Stateful(Protocol):

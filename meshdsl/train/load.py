@@ -23,8 +23,6 @@ from meshdsl import models
 
 from .values import UsageError
 
-__all__ = ["UsageError", "load", "mesh_and_layout", "nearest"]
-
 
 def load(text: str) -> md.Workload:
     """A workload by name; raises `UsageError`, with the names there are, if it is missing.

@@ -27,8 +27,6 @@ from .stop import Stop, Stopped
 from .tokens import TokenFiles
 from .values import as_json
 
-__all__ = ["planned_stages", "stages", "train"]
-
 
 def train(
     workload: md.Workload,

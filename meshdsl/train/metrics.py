@@ -22,8 +22,6 @@ import meshdsl as md
 
 from .values import UsageError
 
-__all__ = ["Lines", "Profile", "TensorBoard", "Wandb"]
-
 Record = Mapping[str, Any]
 
 

@@ -15,8 +15,6 @@ import meshdsl as md
 from .load import mesh_and_layout
 from .values import UsageError
 
-__all__ = ["KNOBS", "knobs_of", "plan_of_file", "plan_on", "with_knobs"]
-
 # name of an option and of a setting -> field of the plan, and of the value of that field
 KNOBS = {
     "weight_update": ("weight_update", "mode"),

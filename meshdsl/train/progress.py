@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["Progress"]
-
 _REDRAW_SECONDS = 0.1
 
 

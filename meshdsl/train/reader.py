@@ -17,8 +17,6 @@ import meshdsl as md
 
 from .state import State
 
-__all__ = ["NonFiniteLoss", "Recorder", "Record", "finite"]
-
 Record = dict[str, Any]
 
 

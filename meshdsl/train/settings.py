@@ -21,8 +21,6 @@ from .load import load, nearest
 from .plans import knobs_of, plan_of_file, plan_on, with_knobs
 from .values import UsageError, as_json, from_text, from_toml, to_toml
 
-__all__ = ["Saving", "Settings", "Training", "configure", "resolve"]
-
 _LONGEST = 1 << 20  # bytes of a configuration file
 
 

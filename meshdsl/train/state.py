@@ -22,8 +22,6 @@ import meshdsl as md
 from .iterators import go_to
 from .values import UsageError, as_json
 
-__all__ = ["Keeping", "State", "closing"]
-
 
 @dataclass
 class State:

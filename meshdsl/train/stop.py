@@ -20,8 +20,6 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["Stop", "Stopped"]
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT)  # if processes received both, the larger number is used: SIGTERM
 _SAVED = {signal.SIGTERM: 75, signal.SIGINT: 130}  # 75 is EX_TEMPFAIL of sysexits.h: try again
 

@@ -14,8 +14,6 @@ import meshdsl as md
 
 from .tokens import DTYPES
 
-__all__ = ["load_tokenizer", "token_id", "write_tokens"]
-
 _AT_ONCE = 1024  # texts that are encoded together
 
 

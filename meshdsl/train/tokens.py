@@ -23,8 +23,6 @@ import meshdsl as md
 
 from .data import SPLITS
 
-__all__ = ["DTYPES", "TokenFiles", "shuffled"]
-
 DTYPES = ("uint8", "uint16", "uint32", "int32")
 _CHUNK = 1 << 24  # bytes of a file that are checked at once
 _ROUNDS = 4

@@ -17,8 +17,6 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["UsageError", "as_json", "from_text", "from_toml", "to_toml"]
-
 
 class UsageError(md.MeshdslError):
     """The command line or a configuration file is wrong."""

@@ -27,8 +27,6 @@ from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
 from ..lowering.program import Program
 from .packing import PACK, UNPACK
 
-__all__ = ["Group", "Joins", "Key", "bucket_collectives", "bucket_key", "bucketed_tensors", "in_rounds"]
-
 # (kind, axes, bytes of each collective) -> how many of the collectives, smallest first, to bucket. Bytes ascend; each
 # is the larger of one device's operand and result
 Joins = Callable[[str, Axes, Sequence[int]], int]

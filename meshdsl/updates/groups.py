@@ -22,8 +22,6 @@ from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..ops.placement import SHARD
 
-__all__ = ["GroupSpec", "RefinedMesh", "refined_meshes", "group_of"]
-
 GroupSpec = str | Iterable[str] | Mapping[str, int]
 
 

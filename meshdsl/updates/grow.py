@@ -17,8 +17,6 @@ from ..ops.placement import SHARD
 from .pending import ShardedGraph, Sums
 from .regions import BranchRegion, CannotShardError, Format, UpdateRegion, renamed, uses
 
-__all__ = ["Region", "Step"]
-
 
 @dataclass(frozen=True, eq=False)
 class Step:

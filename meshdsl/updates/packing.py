@@ -23,8 +23,6 @@ from ..errors import InternalError
 from ..ir import Eqn, Fuses, Labels, Linear, Op, Type
 from ..layouts import Sharding
 
-__all__ = ["PACK", "UNPACK"]
-
 Dims = Sequence["str | None"]  # for each tensor, the dim whose chunks are rows of `way`, or None
 
 

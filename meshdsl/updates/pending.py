@@ -12,8 +12,6 @@ from ..layouts import Extents, Layout, Mesh, Sharding
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
 
-__all__ = ["ShardedGraph", "Sums", "pending_sums"]
-
 SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
 

@@ -15,17 +15,6 @@ from ..ir import Eqn, Graph, Type, Var
 from ..layouts.sharding import Axes
 from ..ops.placement import PREFER
 
-__all__ = [
-    "BranchRegion",
-    "CannotShardError",
-    "Format",
-    "UpdateRegion",
-    "equations",
-    "leaving_branches",
-    "renamed",
-    "uses",
-]
-
 
 class CannotShardError(Exception):
     """The update cannot be sharded; the text gives the reason. `by_layout`: the layout shards it already."""

@@ -17,8 +17,6 @@ from .pending import ShardedGraph
 from .regions import BranchRegion, Format, UpdateRegion, renamed
 from .update import Update
 
-__all__ = ["rewrite_updates", "update_cause"]
-
 
 def rewrite_updates(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
     """The graph with the chosen updates on private dims; `pairs` are inputs with the outputs that replace them."""

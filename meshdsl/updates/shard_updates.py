@@ -27,8 +27,6 @@ from .regions import CannotShardError, equations, leaving_branches
 from .rewrite import rewrite_updates, update_cause
 from .update import Update, carried, find_update
 
-__all__ = ["Decision", "Policy", "Verdict", "shard_updates"]
-
 
 @dataclass(frozen=True)
 class Decision:

@@ -20,8 +20,6 @@ from .grow import Region, Step
 from .pending import ShardedGraph, pending_sums
 from .regions import CannotShardError, Format, UpdateRegion
 
-__all__ = ["Update", "carried", "find_update", "recut"]
-
 
 @dataclass(frozen=True, eq=False)
 class Update:

@@ -24,8 +24,6 @@ from .regions import UpdateRegion
 from .shard_updates import Verdict
 from .update import Update, recut
 
-__all__ = ["all_groups", "best_mesh", "by_time", "fastest_buckets", "least_padded", "on_refined"]
-
 LESS = 0.1  # share of padded weights that a divided axis must save
 
 

@@ -28,8 +28,6 @@ from .shard_updates import Decision, Policy, Verdict, shard_updates
 from .update import Update
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined
 
-__all__ = ["MODES", "ShardedUpdates", "UpdateTable", "WeightUpdate", "bucket", "shard"]
-
 MODES = ("replicated", "sharded", "auto")
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from .kernels import BLOCKWISE, AttentionKernel
 
-__all__ = ["Arrays", "Sees", "Span"]
-
 
 @dataclass(frozen=True)
 class Span:

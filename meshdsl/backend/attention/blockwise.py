@@ -24,8 +24,6 @@ from jax import lax
 from ..varying import alike, varying, varying_axes
 from .arrays import Arrays, Span
 
-__all__ = ["backward", "forward"]
-
 
 def _alike(x: Arrays, *more: Any) -> tuple[Arrays, tuple[Any, ...]]:
     """The operands cast to vary over the same mesh axes: the carries of the loops start as zeros of this type."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCKWISE", "Case", "FusedKernel", "AttentionKernel"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -14,8 +14,6 @@ import jax
 from ..jaxprs import call_on_blocks
 from ..varying import varying_axes
 
-__all__ = ["call_outside"]
-
 
 def call_outside(f: Callable[..., Any], xs: Sequence[Any]) -> list[Any]:
     """The results of f(*xs), traced outside the mesh; they vary over every axis that an operand varies over."""

@@ -8,8 +8,6 @@ import numpy as np
 
 from .arrays import Arrays
 
-__all__ = ["backward", "forward"]
-
 
 def _positions(x: Arrays) -> tuple[Any, Any]:
     q = np.concatenate([np.arange(s.size) + int(s.start) for s in x.queries])

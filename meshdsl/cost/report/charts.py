@@ -15,8 +15,6 @@ from .show import PART_TITLES
 from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text
 from .tables import cut, line_of
 
-__all__ = ["collective_bars", "lanes", "memory_over_time", "roofline_scatter", "time_bars"]
-
 WIDTH = 920
 SMALL = 2e-3  # fraction of a step: shorter kernels are not drawn
 COLUMNS = 360  # maximum columns of the memory profile; in a longer one, a column is the largest of several

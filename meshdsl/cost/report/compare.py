@@ -13,8 +13,6 @@ from .report import PARTS, Report
 from .schema import SCHEMA_VERSION
 from .tables import line_of, table, wrapped
 
-__all__ = ["Comparison", "compare"]
-
 SHADES = dict(zip(PARTS, "█▓▒░", strict=True))
 
 

@@ -13,8 +13,6 @@ from ...errors.units import number
 from .html import document
 from .svg import axis, between, element, legend, linear, picture, steps, text
 
-__all__ = ["Curve", "curves_of", "curves_page"]
-
 Curve = Sequence[tuple[int, float]]  # (step, value), ascending by step
 WIDTH, HEIGHT = 920, 300
 POINTS = 1200  # a longer curve is drawn by means of equal numbers of neighbours

@@ -13,8 +13,6 @@ from ..timeline import Cost
 from .report import Report
 from .schema import plain
 
-__all__ = ["LayoutDiff", "Sending", "changes", "sendings", "signed_bytes", "signed_percent", "signed_seconds"]
-
 
 @dataclass(frozen=True)
 class Sending:

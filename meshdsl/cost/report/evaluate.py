@@ -17,8 +17,6 @@ from ..timeline import timeline
 from .report import Report
 from .show import analysis
 
-__all__ = ["cost"]
-
 
 def cost(
     program: Program,

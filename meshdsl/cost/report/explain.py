@@ -17,8 +17,6 @@ from .schema import plain
 from .show import sent_table
 from .tables import line_of, table, wrapped
 
-__all__ = ["ExplainError", "binding_text", "check_dim", "collective_text", "dim_text", "dims_behind", "find", "to_dict"]
-
 
 class ExplainError(MeshdslError):
     """The requested collective or dim is not in the program."""

@@ -8,8 +8,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_text"]
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a file: a regular file is replaced at once, by renaming a temporary file; a link keeps its place.

@@ -21,8 +21,6 @@ from .report import Report
 from .svg import element
 from .tables import line_of
 
-__all__ = ["document", "page", "POLICY", "SCRIPT", "SORTED", "Cell", "sortable"]
-
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
   --part-0: #2f6db3; --part-1: #1f7d86; --part-2: #66737f; --part-3: #bd5615; --hidden: #f3cfae; --accent: #b3261e;

@@ -20,8 +20,6 @@ from .report import Report
 from .schema import plain
 from .tables import cut, table
 
-__all__ = ["LayoutEdit", "dims", "layout_edits", "edits_text", "options"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LayoutEdit:

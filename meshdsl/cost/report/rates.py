@@ -15,8 +15,6 @@ from ...errors.units import number, percent
 from ...ir import Graph, operations, walk
 from ..machine import Machine, machine
 
-__all__ = ["Budget", "Rates", "Work", "duration", "machine_of_device", "work_of"]
-
 
 @dataclass(frozen=True)
 class Work:

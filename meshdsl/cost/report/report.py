@@ -26,8 +26,6 @@ from ..timeline import Cost, Timeline
 from .rates import Budget, Rates, Work
 from .schema import SCHEMA_VERSION, plain
 
-__all__ = ["PARTS", "Report"]
-
 PARTS = ("products", "elementwise", "moves", "exposed communication")  # the step's time by part; the parts sum to it
 _PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
 

@@ -13,8 +13,6 @@ from .report import Report
 from .svg import axis, decades, element, legend, logarithmic, picture, text
 from .tables import table
 
-__all__ = ["Scaling"]
-
 WIDTH, HEIGHT = 920, 400
 CLASSES = {"strong": "kernel-matmul", "weak": "kernel-vector"}
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["SCHEMA_VERSION", "plain"]
-
 SCHEMA_VERSION = 1  # of all JSON output; increased when a field changes its meaning or is removed
 
 

@@ -17,8 +17,6 @@ from ..timeline import Cost
 from .report import Report
 from .tables import WIDTH, bar, cut, line_of, table, wrapped
 
-__all__ = ["analysis", "summary", "sent_table"]
-
 PART_TITLES = {
     "products": "matrix products, convolutions",
     "elementwise": "elementwise, reductions",

@@ -6,21 +6,6 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "Scale",
-    "axis",
-    "between",
-    "decades",
-    "element",
-    "label_width",
-    "legend",
-    "linear",
-    "logarithmic",
-    "picture",
-    "steps",
-    "text",
-]
-
 Scale = Callable[[float], float]
 CHARACTER = 6.4  # pixels per character of a label: that of the widest common font, because text cannot be measured here
 

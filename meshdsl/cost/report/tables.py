@@ -7,8 +7,6 @@ from typing import Any
 
 from ...errors import Where
 
-__all__ = ["WIDTH", "bar", "cut", "line_of", "table", "wrapped"]
-
 WIDTH = 100
 
 

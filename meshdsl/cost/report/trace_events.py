@@ -16,8 +16,6 @@ from ...targets.fusion import LoopStep
 from ..lanes import COMPUTE, Event
 from ..timeline import Timeline
 
-__all__ = ["trace_events"]
-
 TRIPS = 3  # of every loop
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ...errors.units import seconds, show_bytes
 from .svg import axis, element, legend, linear, picture, steps, text
 
-__all__ = ["TradeoffPoint", "pareto", "tradeoff"]
-
 WIDTH, HEIGHT = 920, 380
 
 

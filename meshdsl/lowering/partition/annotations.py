@@ -17,8 +17,6 @@ from ...ops.placement import SHARD
 from ..labels import labels_of
 from .choose import Claims
 
-__all__ = ["Annotation", "annotated_splits", "claim_annotated", "with_annotations"]
-
 
 @dataclass(frozen=True)
 class Annotation:

@@ -14,8 +14,6 @@ from typing import Any
 
 from ...layouts.sharding import Axes
 
-__all__ = ["Claims", "Conflict", "choose"]
-
 
 @dataclass(frozen=True)
 class Conflict:

@@ -14,8 +14,6 @@ from .choose import Claims, Conflict
 from .legality import report_conflict
 from .scope import Scope
 
-__all__ = ["claims_of", "region_blocks", "settle_conflicts"]
-
 
 def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
     """The axes that operands and the layout request for each label, without those that are unavailable.

@@ -19,16 +19,6 @@ from .demand import Demand
 from .pending_sums import Body, PendingSums
 from .scope import Reader, Scope
 
-__all__ = [
-    "Given",
-    "as_given",
-    "as_stacked",
-    "lower_control",
-    "natural",
-    "next_carry",
-    "row_of",
-]
-
 CARRIED = Cause(Because.CARRIED)
 Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body

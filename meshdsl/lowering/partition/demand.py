@@ -16,8 +16,6 @@ from ...ir import Eqn, Graph, Scan, Var
 from .pending_sums import Body, PendingSums, SumRegion
 from .reduction_cut import AxisSet, CutSetting, ReductionCut
 
-__all__ = ["Demand"]
-
 NONE: AxisSet = frozenset()
 
 

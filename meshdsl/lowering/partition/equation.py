@@ -37,8 +37,6 @@ from .pending_sums import ADDITIONS
 from .prices import later_price, reduction_price
 from .scope import Scope
 
-__all__ = ["lower"]
-
 
 def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
     """Add the first equations of the scope's graph to the program under construction."""

@@ -29,8 +29,6 @@ from . import sorting, windows
 from .index_map import lower_index_map
 from .scope import Scope
 
-__all__ = ["EXPANSIONS", "Expansion"]
-
 Assigned = Mapping[str, Axes]
 
 

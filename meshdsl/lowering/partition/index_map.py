@@ -26,8 +26,6 @@ from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced, shift_
 from ..collectives import AllGather
 from .scope import Scope
 
-__all__ = ["Exchange", "lower_index_map"]
-
 
 @dataclass(frozen=True)
 class Exchange(CollectiveDefaults):

@@ -16,8 +16,6 @@ from .scope import Scope
 
 MOST_SHOWN = 10  # of the problems of one layout
 
-__all__ = ["all_in_one", "named_by_layouts", "report_conflict", "shard_problems"]
-
 
 def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
     """One error with the first ten problems, each with its source line in the model, and the number of all."""

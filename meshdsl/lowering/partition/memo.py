@@ -32,8 +32,6 @@ from .demand import Demand
 from .prices import later_products
 from .scope import Scope
 
-__all__ = ["IllegalError", "Memo", "memoisable", "runs"]
-
 T = TypeVar("T")
 Lower = Callable[[Scope, Eqn], None]
 FEW = 5  # dims of a run

@@ -23,17 +23,6 @@ from .planner import Seconds
 from .scope import Reader, Scope, Setting
 from .whole_dims import whole_dims
 
-__all__ = [
-    "add_input",
-    "add_output",
-    "assemble",
-    "extents_of",
-    "lower_graph",
-    "partition",
-    "preferences",
-    "shard_splits",
-]
-
 
 def partition(
     graph: Graph,

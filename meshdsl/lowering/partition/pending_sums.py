@@ -20,8 +20,6 @@ from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL, number
 
-__all__ = ["ADDITIONS", "Body", "PendingSums", "SumRegion"]
-
 ADDITIONS = (ADD, SUBTRACT)  # one device adds a complete operand to its part of a pending sum
 
 

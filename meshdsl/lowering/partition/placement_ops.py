@@ -14,8 +14,6 @@ from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
 from .scope import Scope
 
-__all__ = ["PLACEMENTS", "padded_otherwise", "rename_first", "stages"]
-
 
 def shard(scope: Scope, eqn: Eqn) -> None:
     """Split exactly by the axes that `md.shard` names, without axes of size 1."""

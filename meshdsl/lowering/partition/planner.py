@@ -26,8 +26,6 @@ from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Extents, Sharding
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
 
-__all__ = ["Seconds", "cost", "picoseconds", "plan"]
-
 Sizes = tuple[tuple[str, int], ...]  # dim name, stored size; sorted
 Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
 Steps = tuple[Step, ...]

@@ -23,8 +23,6 @@ from .demand import Demand
 from .planner import cost, picoseconds
 from .scope import Scope, Setting
 
-__all__ = ["later_price", "later_products", "reduction_price"]
-
 Assigned = Mapping[str, Axes]
 
 

@@ -18,8 +18,6 @@ from ...layouts import Extents, Layout, Mesh
 from ..labels import labels_of, vanishing
 from .pending_sums import ADDITIONS, PendingSums, SumRegion
 
-__all__ = ["AxisSet", "ReductionCut", "CutSetting"]
-
 AxisSet = frozenset[str]
 NONE: AxisSet = frozenset()
 UNIT = 4  # capacity of one byte; each additional collective counts as one more byte

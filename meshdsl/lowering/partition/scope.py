@@ -23,8 +23,6 @@ from .annotations import Annotation
 from .demand import Demand
 from .planner import Seconds, cost, plan
 
-__all__ = ["Reader", "Scope", "Setting"]
-
 T = TypeVar("T")
 
 

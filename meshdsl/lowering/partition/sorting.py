@@ -28,8 +28,6 @@ from ..collectives import AllGather, AllToAll, Slice
 from .index_map import Exchange, lower_index_map
 from .scope import Scope
 
-__all__ = ["build", "labels", "merges"]
-
 Items = list[Var]  # the elements, or the elements and their indices
 
 

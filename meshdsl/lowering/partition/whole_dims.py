@@ -13,8 +13,6 @@ from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ..labels import labels_of
 from .expansions import EXPANSIONS
 
-__all__ = ["whole_dims"]
-
 WholeDims = dict[Var, frozenset[str]]
 NONE: frozenset[str] = frozenset()
 

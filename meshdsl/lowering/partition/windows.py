@@ -34,8 +34,6 @@ from ...ops.window import Window
 from .index_map import lower_index_map
 from .scope import Scope
 
-__all__ = ["build", "labels", "needed", "trimmed"]
-
 
 def _kernels(eqn: Eqn) -> tuple[str, ...]:
     """The kernel dim of each window; empty names if the operation has no kernel."""

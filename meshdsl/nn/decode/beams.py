@@ -11,8 +11,6 @@ import meshdsl as md
 from ..precision import DimLike, new_dim
 from .steps import NO_SCORE, Empty, Step, run, steps_of
 
-__all__ = ["FORMS", "beam_search"]
-
 FORMS = ("flat", "reorder")
 
 

@@ -10,8 +10,6 @@ import meshdsl as md
 from ..precision import DimLike, dim_of, new_dim
 from .single import at_least_float32, chooser
 
-__all__ = ["generate"]
-
 
 def generate(
     step: Callable[[md.Tensor, Any, Any], tuple[md.Tensor, Any]],

@@ -10,8 +10,6 @@ import meshdsl as md
 from ..precision import DimLike, new_dim
 from .steps import NO_SCORE, Empty, Step, run, steps_of
 
-__all__ = ["at_least_float32", "chooser", "filter_logits", "greedy", "sample"]
-
 Choose = Callable[[md.Tensor, md.Dim, md.Tensor], md.Tensor]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import meshdsl as md
 
-__all__ = ["NO_SCORE", "Empty", "Step", "run", "steps_of"]
-
 Step = Callable[[md.Tensor, Any, md.Tensor, md.Tensor], tuple[md.Tensor, Any]]
 Empty = Callable[[tuple[md.Dim, ...]], Any]
 

@@ -18,8 +18,6 @@ from .options import choices_of
 from .router_args import RouterArgs, router_args
 from .slots import slots_of
 
-__all__ = ["Assignment", "Choice", "Picks", "assign", "choices"]
-
 
 @dataclass(frozen=True)
 class Choice:

@@ -19,8 +19,6 @@ from .assignment import Assignment, Choice, Picks
 from .options import suggest
 from .routing import masks
 
-__all__ = ["INDEX_FROM", "METHODS", "Dispatch", "dispatch_by", "unweighted"]
-
 # "auto" uses index if a group's mask has at least this many elements (tokens x experts x capacity), by platform, from
 # benchmarks/dispatch.py, forward and backward. Measured on CPU: from 1024 to 4096 both take equal time, below that
 # einsum is faster. For TPU, the compiler's cycles on v5e (`--tpu`); equal at 2**20. GPUs were not measured.

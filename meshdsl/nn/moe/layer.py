@@ -15,8 +15,6 @@ from .dispatch import dispatch_by, unweighted
 from .nodes import by_node
 from .options import PRESETS, Preset, capacity_of, choices_of, resolve, suggest
 
-__all__ = ["moe_layer"]
-
 EXCHANGES = ("padded", "ragged")
 WEIGHED = ("output", "hidden")
 

@@ -15,8 +15,6 @@ from ..precision import DimLike, new_dim
 from .assignment import Assignment, Choice, Picks
 from .slots import slots_of
 
-__all__ = ["NodeExchange", "by_node"]
-
 
 @dataclass(frozen=True)
 class NodeExchange:

@@ -16,8 +16,6 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["PRESETS", "Preset", "balanced_table", "capacity_of", "choices_of", "resolve", "suggest"]
-
 _POLICY: tuple[Any, ...] = (None, "all", "random", "threshold")
 _NORMALIZE: tuple[Any, ...] = ("none", "before", "after")
 _AUX: tuple[Any, ...] = ("E2_mean", "paper", "none")

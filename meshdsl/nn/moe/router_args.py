@@ -14,8 +14,6 @@ import meshdsl as md
 from ..precision import DimLike, dim_of, new_dim
 from .options import resolve
 
-__all__ = ["RouterArgs", "passes_capacity", "router_args"]
-
 
 @dataclass(frozen=True)
 class RouterArgs:

@@ -9,8 +9,6 @@ import meshdsl as md
 from ..precision import DimLike
 from .assignment import Assignment, Picks, assign
 
-__all__ = ["Routing", "masks", "route"]
-
 
 class Routing(NamedTuple):
     """The result of `route`. "groups" are the dims of the gates other than the token and the expert dim.

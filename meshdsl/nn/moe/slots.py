@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import meshdsl as md
 
-__all__ = ["slots_of"]
-
 
 def slots_of(
     masks: list[md.Tensor],

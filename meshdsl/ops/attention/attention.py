@@ -13,8 +13,6 @@ from .blocks import Names
 from .plain import plain_attention
 from .records import ATTENTION
 
-__all__ = ["METHODS", "attention"]
-
 METHODS = ("auto", "ring", "all_to_all", "gather", "plain")
 
 

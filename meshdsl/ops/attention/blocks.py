@@ -12,8 +12,6 @@ from ...backend import Block, Local
 from ...backend.attention import BLOCKWISE, Arrays, AttentionKernel, Sees, Span
 from ...dims import Dim, Shape, names
 
-__all__ = ["EXTRAS", "RESIDUALS", "Canonical", "Names", "value_dim", "wide_dtype"]
-
 EXTRAS = ("bias", "mask", "segments", "memory_segments", "offset")
 RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
 QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none

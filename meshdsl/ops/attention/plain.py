@@ -15,8 +15,6 @@ from ..reductions import broadcast, max, sum
 from ..reshape import rename, transpose
 from .blocks import Names, value_dim
 
-__all__ = ["plain_attention", "plain_gradient"]
-
 
 def plain_attention(
     q: Tensor,

@@ -27,8 +27,6 @@ from ..reductions import broadcast, spread
 from .blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
 from .plain import near, plain_gradient
 
-__all__ = ["ATTENTION", "ATTENTION_GRAD", "MOVING", "attention_labels", "own_shardings", "pairs_seen", "products"]
-
 MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
 
 

@@ -22,8 +22,6 @@ from ..ordering import argsort
 from ..reshape import transpose
 from .keys import LOW_32, UNSIGNED, as_key, bits, dtype_of_kind, new_dims, split
 
-__all__ = ["bernoulli", "gumbel", "normal", "permutation", "randint", "truncated_normal", "uniform"]
-
 
 @functools.lru_cache(maxsize=1024)
 def _fused(function: Callable[..., Tensor], kinds: tuple[Type, ...], options: tuple[tuple[str, Any], ...]) -> Any:

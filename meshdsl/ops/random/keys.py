@@ -23,20 +23,6 @@ from ..joining import stack, unstack
 from ..reductions import spread
 from ..reshape import refill, transpose
 
-__all__ = [
-    "BITS",
-    "FOLD_IN",
-    "UNSIGNED",
-    "as_key",
-    "bits",
-    "dtype_of_kind",
-    "fold_in",
-    "key",
-    "new_dims",
-    "split",
-    "LOW_32",
-]
-
 UNSIGNED = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64"}
 
 

@@ -19,8 +19,6 @@ from ...backend.attention import Case, FusedKernel
 from ...backend.attention.arrays import Arrays
 from ...backend.attention.outside import call_outside
 
-__all__ = ["CUDNN"]
-
 FLASH = 8.0  # the compute capability of GPUs from which on cuDNN has a fused attention
 
 

@@ -18,8 +18,6 @@ from ..fusion import Kernel, Step, holders, steps
 from ..scores import is_matmul, kind
 from .softmaxes import softmaxes
 
-__all__ = ["products_before_loops"]
-
 
 def products_before_loops(program: Program) -> Program:
     """The program with a fence before each loop that a product should not wait for; itself if there is none.

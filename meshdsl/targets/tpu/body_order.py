@@ -14,8 +14,6 @@ from ...lowering.collectives import AllReduce, ReduceScatter
 from ..fusion import Kernel, Send, Step
 from ..scores import kind
 
-__all__ = ["body_order"]
-
 
 def body_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> list[Step]:
     """The steps of the body of loop `eqn` in a compiler's order; `carried`: the results of the body that it carries."""

@@ -21,8 +21,6 @@ from ...ir import Eqn
 from ...lowering.emit import Emission
 from .tiling import LANES
 
-__all__ = ["EMISSION", "LONG", "dot_ragged", "left_out"]
-
 WIDE = 2**22  # elements; a smaller kernel takes about as long with dims of local size 1
 LONG = 2048  # elements of a softmax that is computed in the kernel of the product (2,048 yes, 4,096 no)
 

@@ -29,8 +29,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .tiling import LANES, Tiling
 
-__all__ = ["backward", "forward"]
-
 SUBLANES = 8  # of a register of a TPU
 LOG2E = 1 / math.log(2)
 UNSEEN = -1e30  # the score of a key that is not seen

@@ -19,8 +19,6 @@ from ...backend.attention.arrays import Arrays, Span
 from ...backend.attention.outside import call_outside
 from .tiling import Tiling
 
-__all__ = ["backward", "forward"]
-
 VMEM = 8 * 2**20  # bytes of the cotangents of keys and values (sums, and results twice), of a core's 16 MiB
 
 

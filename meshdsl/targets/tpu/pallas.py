@@ -8,8 +8,6 @@ from ...backend.attention import Case, FusedKernel
 from . import fused
 from .tiling import LANES
 
-__all__ = ["INTERPRETED", "PALLAS"]
-
 HEAD = 16  # sizes of heads are multiples of this
 LARGEST_HEAD, LARGEST_BLOCK = 256, 512  # whose arrays fit a core's 16 MiB of vector memory
 

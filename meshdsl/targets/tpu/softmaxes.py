@@ -11,8 +11,6 @@ from ...lowering import Program
 from ..scores import Scores, batches, elements, is_matmul, kind, names
 from .emission import LONG
 
-__all__ = ["inside_softmaxes", "softmaxes"]
-
 LARGEST = 8192  # elements of a softmax for which it has a kernel (8,192 yes, 12,288 no)
 
 

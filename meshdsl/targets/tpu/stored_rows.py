@@ -24,8 +24,6 @@ from ...lowering.asynchrony import Start
 from ...lowering.program import Program
 from ...ops.dtypes import CAST
 
-__all__ = ["read_stored_rows", "drop_row_barriers"]
-
 LARGE = 2**24  # bytes of a row on one device; the vector memory of a TPU is 64 or 128 MiB, and has other values too
 
 

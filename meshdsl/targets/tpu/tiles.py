@@ -13,8 +13,6 @@ from ...ir import Eqn, Op, Product, Var, walk
 from ...lowering import Program
 from ..scores import names
 
-__all__ = ["padding", "read_by_convolutions"]
-
 LANES, ROWS = 128, 8
 Roles = dict[frozenset[str], tuple[frozenset[str], frozenset[str]]]  # dims of an array -> its batch and channel dims
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["LANES", "Tiling"]
-
 LANES = 128  # of a register of a TPU
 
 

@@ -11,8 +11,6 @@ from .common import command, out_file, positive, print_json, workload_of, worklo
 from .costing import assignment_of, cost_options, exit_code, machine_of, pictures_of, report_for
 from .plans import given_knobs, knob_options, workload_and_plan
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from ...errors.markup import axis_pattern
 
-__all__ = ["bold", "has_colours", "of_error", "painted"]
-
 AXES = ("34", "33", "35", "32", "95", "36")  # in the order of `markup.AXIS_COLOURS`
 BOLD, ERROR = "1", "1;31"
 

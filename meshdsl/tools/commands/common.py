@@ -13,29 +13,6 @@ from ...cost.report.schema import SCHEMA_VERSION, plain
 from ...errors import MeshdslError
 from .output import results
 
-__all__ = [
-    "FAILURE",
-    "ILLEGAL_LAYOUT",
-    "INTERRUPTED",
-    "OK",
-    "USAGE",
-    "command",
-    "config_options",
-    "count",
-    "cpu_devices",
-    "integer",
-    "out_file",
-    "positive",
-    "print_json",
-    "printable",
-    "reason_of",
-    "section",
-    "version",
-    "workload_of",
-    "workload_options",
-    "write",
-]
-
 LARGEST = 10**15  # of any count on the command line
 MOST_DEVICES = 4096  # CPU devices of one program
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -14,8 +14,6 @@ from .common import ILLEGAL_LAYOUT, command, print_json, workload_of, workload_o
 from .costing import cost_options, exit_code, pictures_of, report_of, step_of, step_title
 from .plans import check_forward, knob_options, plan_of
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -12,21 +12,6 @@ from typing import Any
 from ...errors import ShapeError
 from .common import ILLEGAL_LAYOUT, OK, out_file, section
 
-__all__ = [
-    "DEFAULT_MACHINE",
-    "assignment_of",
-    "cost_options",
-    "exit_code",
-    "machine_of",
-    "pictures_of",
-    "report_for",
-    "report_of",
-    "size",
-    "step_of",
-    "step_options",
-    "step_title",
-]
-
 DEFAULT_MACHINE = "tpu-v5e"
 _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from ...errors import LayoutError, MeshdslError
 from .common import MOST_DEVICES
 
-__all__ = ["Cluster", "check", "cluster_of", "start"]
-
 
 def check(options: argparse.Namespace, mesh: Any) -> None:
     """Raises `UsageError` if the device options do not fit together or do not fit the mesh. Does not start JAX."""

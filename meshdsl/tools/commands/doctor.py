@@ -18,8 +18,6 @@ from .common import FAILURE, OK, command, out_file, print_json, version, workloa
 from .costing import step_of, step_options
 from .plans import knob_options, workload_and_plan
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

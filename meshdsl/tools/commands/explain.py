@@ -10,8 +10,6 @@ from .common import OK, command, integer, print_json, workload_options
 from .costing import cost_options, exit_code, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

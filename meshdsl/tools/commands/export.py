@@ -8,8 +8,6 @@ from typing import Any
 from .common import OK, command, count, print_json
 from .weights import checkpoints_of, hub_directory, params_of_run, settings_of_run
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

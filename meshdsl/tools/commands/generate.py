@@ -11,8 +11,6 @@ from . import devices
 from .common import OK, command, integer, positive, print_json, printable
 from .weights import checkpoints_of, device_options, hub_directory, params_of_run, settings_of_run
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

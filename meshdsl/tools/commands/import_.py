@@ -12,8 +12,6 @@ from . import devices
 from .common import OK, command, print_json, write
 from .weights import device_options, hub_directory
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from .common import OK, command, out_file, print_json, write
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from .common import OK, command, print_json
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-__all__ = ["Steady", "json_lines", "results", "steady", "unblock"]
-
 
 class _BlockedError(Exception):
     """A signal arrived while a write waits for a reader that does not read."""

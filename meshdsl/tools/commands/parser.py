@@ -12,9 +12,6 @@ from typing import Any, NoReturn
 from .colours import bold
 from .common import USAGE, shortened
 
-__all__ = ["Parser"]
-
-
 EXPERT = {  # options that most people never need; the help lists them last
     *(
         "--place",

@@ -10,16 +10,6 @@ from typing import Any
 from ...overlap.values import MODES, STEPS
 from .common import positive, section, workload_of
 
-__all__ = [
-    "check_forward",
-    "given_knobs",
-    "knob_options",
-    "overlap_option",
-    "plan_of",
-    "update_options",
-    "workload_and_plan",
-]
-
 UPDATES = ("replicated", "sharded", "auto")
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
 AGAIN = "; may be repeated"

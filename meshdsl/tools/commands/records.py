@@ -9,8 +9,6 @@ from typing import Any
 from ...cost.report.schema import SCHEMA_VERSION
 from .common import print_json, printable
 
-__all__ = ["StdoutWriter", "sinks"]
-
 
 def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], object]) -> list[Any]:
     """The writers of metrics, for process 0, and of a profile, for every process."""

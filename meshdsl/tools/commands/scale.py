@@ -11,8 +11,6 @@ from .common import OK, command, positive, print_json, workload_options, write
 from .costing import cost_options, machine_of, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -13,8 +13,6 @@ from .common import OK, command, config_options, out_file, positive, print_json,
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

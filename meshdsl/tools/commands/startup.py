@@ -12,8 +12,6 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-__all__ = ["handle_signals", "default_sigterm"]
-
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 75}
 
 

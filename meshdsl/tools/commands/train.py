@@ -31,8 +31,6 @@ from .records import StdoutWriter, sinks
 from .startup import default_sigterm
 from .train_options import train_options
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from .common import count, cpu_devices, integer, positive, workload_options
 from .plans import knob_options
 
-__all__ = ["train_options"]
-
 
 def train_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run: its settings, checkpoints, output and processes."""

@@ -9,8 +9,6 @@ from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_o
 from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
 from .plans import knob_options, workload_and_plan
 
-__all__ = ["add"]
-
 
 def add(commands: Any) -> None:
     """Add the subcommand and its options."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from .common import cpu_devices, reason_of
 
-__all__ = ["checkpoints_of", "device_options", "hub_directory", "params_of_run", "settings_of_run"]
-
 HUB = "hf:"
 
 

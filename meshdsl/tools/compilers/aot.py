@@ -42,8 +42,6 @@ from .diff import changes
 from .hlo import estimated_cycles, performed
 from .windows import CompiledWindow, compiled_windows
 
-__all__ = ["available", "compile_for", "tpu_program"]
-
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",  # do not query the cloud for the TPU type

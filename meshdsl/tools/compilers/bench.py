@@ -21,11 +21,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = [
-    "QUICK", "Bench", "BenchPlan", "collective_seconds", "conv_rate", "copy_rate", "launch_seconds", "normalised",
-    "per_trip", "product_rate", "without_launches",
-]  # fmt: skip
-
 Array = Any
 
 

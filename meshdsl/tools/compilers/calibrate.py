@@ -34,8 +34,6 @@ from .bench import (
     without_launches,
 )
 
-__all__ = ["calibrate"]
-
 Progress = Callable[[str], None]
 
 

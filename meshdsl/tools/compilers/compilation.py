@@ -12,8 +12,6 @@ from .diff import CompilerDiff
 from .hlo import Performed
 from .windows import CompiledWindow
 
-__all__ = ["UNITS", "Compilation", "CompiledMemory", "CompilerError", "refused", "sizes_of"]
-
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

@@ -13,8 +13,6 @@ from ...lowering import Program
 from .hlo import Performed
 from .stablehlo import Groups, groups_of, stated
 
-__all__ = ["CompilerDiff", "changes"]
-
 
 @dataclass(frozen=True)
 class CompilerDiff:

@@ -13,8 +13,6 @@ from ...lowering.emit import run_equations, shardings
 from ...lowering.partition import partition
 from ...targets import target_of
 
-__all__ = ["gspmd"]
-
 
 def gspmd(graph: Graph, program: Program, donated: Sequence[int] = ()) -> jax.stages.Compiled:
     """`jax.jit` of the unsplit graph's kernels, with our program's shardings of inputs and results.

@@ -17,8 +17,6 @@ import numpy as np
 
 from ...errors import InternalError
 
-__all__ = ["Instruction", "Performed", "bodies_of", "called", "estimated_cycles", "performed"]
-
 KINDS = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather",

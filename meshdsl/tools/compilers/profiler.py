@@ -35,8 +35,6 @@ from ...targets.fusion import Kernel
 from ...targets.scores import kind
 from .bench import BenchPlan, per_trip
 
-__all__ = ["measure"]
-
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
 
 

@@ -29,8 +29,6 @@ from ...layouts import Mesh
 from ...lowering import Program
 from ...lowering.program import CollectiveRecord
 
-__all__ = ["Groups", "HloCollective", "groups_of", "read", "stated"]
-
 Groups = tuple[tuple[int, ...], ...]
 KINDS = {
     stablehlo.AllReduceOp: "all_reduce",

@@ -12,8 +12,6 @@ from typing import Any
 from ...lowering import Program
 from .stablehlo import HloCollective, read, stated
 
-__all__ = ["Compared", "Verification", "verify"]
-
 
 @dataclass(frozen=True)
 class Compared:

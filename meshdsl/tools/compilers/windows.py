@@ -15,8 +15,6 @@ from ...lowering.program import Program
 from ...overlap.fences import kernels_with_products, products
 from .hlo import KINDS, Instruction, bodies_of, called
 
-__all__ = ["CompiledWindow", "compiled_windows"]
-
 NUMBER = re.compile(r"\beqn(\d+)\b")
 
 

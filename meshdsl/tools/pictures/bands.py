@@ -12,8 +12,6 @@ from ...lowering.program import CollectiveRecord
 from .frames import Rect
 from .grid import Grid
 
-__all__ = ["DOT", "Devices"]
-
 DOT = 17  # distance between devices, in pixels
 
 

@@ -22,8 +22,6 @@ from .grid import Grid
 from .picture import Picture, drawing
 from .whole import WholeTensor, dim_label
 
-__all__ = ["blocks"]
-
 MARGIN = 18
 LINE = 14  # height of a line of text below a block
 SIGNS = {"sum": "+", "max": "max", "min": "min"}

@@ -17,8 +17,6 @@ from ...ir import Var
 from ...lowering import Program
 from ...lowering.simulate import index_along
 
-__all__ = ["Frame", "Rect", "hatched"]
-
 SHEETS = 4  # sheets that are drawn of a third sharded dim
 THIN = 3.0  # the least width and height of a block, in pixels
 CUTS = 16  # cuts that are drawn along one dim; more would merge

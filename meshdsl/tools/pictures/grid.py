@@ -11,8 +11,6 @@ import numpy as np
 
 from ...layouts import Mesh
 
-__all__ = ["Grid"]
-
 
 @dataclass(frozen=True)
 class Grid:

@@ -10,8 +10,6 @@ from pathlib import Path
 from ...cost.report.svg import element
 from ...errors.markup import AXIS_COLOURS, GROUND, INK, RULE, SOFT, style
 
-__all__ = ["Picture", "drawing"]
-
 # tints of blocks; equal blocks on several devices have equal tints
 BLOCKS = (
     ("#a9cdf0", "#2c5b8c"),

@@ -24,8 +24,6 @@ from .picture import Picture, drawing
 from .steps import Compute, Enter, Leave, SendMark, Step, folded, steps
 from .ticks import tick_table
 
-__all__ = ["MOST", "program_picture"]
-
 WIDTH = 920
 MOST = 24  # collectives that a picture shows, unless asked for more
 INDENT = 16

@@ -16,8 +16,6 @@ from .blocks import blocks
 from .picture import Picture
 from .programs import MOST, program_picture
 
-__all__ = ["show"]
-
 
 def show(
     value: Tensor | Type | Program,

@@ -11,8 +11,6 @@ from ...ir import Cond, Eqn, Graph, Op, Scan, While
 from ...lowering import Program
 from ...lowering.program import CollectiveRecord
 
-__all__ = ["Compute", "Enter", "Leave", "SendMark", "Step", "folded", "steps"]
-
 FOLD = 4  # as many alike collectives in a row are drawn as one
 NAMES = 5  # operations that a line of local work names
 

@@ -8,8 +8,6 @@ from ...cost.report.svg import element, text
 from ...errors.units import percent
 from ...pipelines import Schedule
 
-__all__ = ["tick_table"]
-
 COLUMNS, ROWS = 36, 16  # that are drawn; of more, the middle ones are left out
 LABEL, ROW, GAP = 66.0, 30.0, 3.0
 

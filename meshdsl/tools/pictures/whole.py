@@ -12,8 +12,6 @@ from ...errors.markup import axis_class
 from .frames import CUTS, SHEETS, Frame, hatched
 from .grid import Grid
 
-__all__ = ["WholeTensor", "dim_label"]
-
 NOTE = 36  # characters that fit beside the devices
 
 

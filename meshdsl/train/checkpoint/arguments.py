@@ -12,8 +12,6 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from .manifest import STEP_LIMIT
 
-__all__ = ["check_no_url", "check_options", "check_step", "is_url", "parse_target", "warn"]
-
 
 def check_options(directory: Any, keep: Any, chunk_bytes: Any, report: Any, seconds: Any) -> None:
     """Raises `ShapeError` unless these are valid options of `Checkpoints`."""

@@ -19,8 +19,6 @@ from .restore import Restored, RestoreRequest, Store, restore_newest, restore_st
 from .store import DirectoryStore
 from .trees import checked_state
 
-__all__ = ["Checkpoints"]
-
 
 class Checkpoints:
     """The checkpoints of a run in a directory; only the newest `keep` steps are kept (None: all).

@@ -28,9 +28,6 @@ from .manifest import StoredTensor
 from .restore import OpenStep
 from .strict import items, keys, parse, show, text
 
-__all__ = ["export_orbax", "export_safetensors", "extra", "import_orbax", "import_safetensors"]
-__all__ += ["library_errors", "nested"]
-
 _SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64"),

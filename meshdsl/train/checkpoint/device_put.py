@@ -21,8 +21,6 @@ from .grid import Box
 from .manifest import StoredTensor
 from .read import ReadRequest, StepReader
 
-__all__ = ["Destination", "assembled", "device_put", "targets"]
-
 
 @dataclass(frozen=True)
 class Destination:

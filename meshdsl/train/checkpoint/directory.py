@@ -20,9 +20,6 @@ from .lock import LOCK
 from .manifest import STEP_LIMIT
 from .read import open_step, step_name
 
-__all__ = ["clean", "is_good", "links", "lost_newest", "note_newest", "remove_step", "set_aside", "step_numbers"]
-__all__ += ["unfinished"]
-
 _STEP = re.compile(r"step-(\d{8,16})")
 _WORK = re.compile(r"step-\d{8,16}\.[0-9a-f-]+\.(unfinished|removed)")
 _NEWEST = "newest"

@@ -15,9 +15,6 @@ from pathlib import Path
 
 from ...errors import CheckpointError, SaveError
 
-__all__ = ["is_link", "open_root", "opened", "read_at", "read_text", "regular_size", "remove_tree", "rename"]
-__all__ += ["write_durably"]
-
 _BLOCK = 1 << 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Box", "Cuts", "boundaries", "cell", "cell_count", "cells_in", "intersect", "refine"]
-
 Cuts = tuple[tuple[int, ...], ...]  # the cut indices of each dim, including 0 and its size
 
 

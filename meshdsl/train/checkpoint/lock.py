@@ -27,8 +27,6 @@ from typing import Any, NoReturn
 from ...errors import SaveError
 from .strict import show
 
-__all__ = ["LOCK", "Held", "acquire"]
-
 LOCK = "lock"
 BEAT_SECONDS = 10.0
 SILENT_SECONDS = 60.0

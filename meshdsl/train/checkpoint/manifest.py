@@ -29,9 +29,6 @@ import numpy as np
 from ...ir import Type
 from .grid import Cuts
 
-__all__ = ["DTYPES", "FORMAT", "HEADER_KEYS", "MANIFEST", "PATH_LIMIT", "STEP_LIMIT", "TENSOR_KEYS", "VERSION"]
-__all__ += ["Chunk", "StoredTensor", "Header", "Manifest", "dump", "header_limit", "part_name", "signature"]
-
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "meshdsl-checkpoint", 1
 STEP_LIMIT = 10**15

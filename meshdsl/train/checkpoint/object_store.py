@@ -27,8 +27,6 @@ from .manifest import Header, Manifest, StoredTensor
 from .read import step_name
 from .trees import flat
 
-__all__ = ["OrbaxStore"]
-
 _STEP = re.compile(r"step-(\d{8,16})")
 
 

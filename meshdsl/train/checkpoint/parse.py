@@ -42,8 +42,6 @@ from .manifest import (
 )
 from .strict import integer, items, keys, parse, plain, refuse, show, text
 
-__all__ = ["load"]
-
 _FILES = 100_000  # maximum number of part files
 _DIMS = 64  # maximum number of dims of a tensor
 _HEX = re.compile(r"[0-9a-f]{64}")

@@ -13,8 +13,6 @@ from jax.experimental import multihost_utils
 
 from ...errors import CheckpointError, SaveError
 
-__all__ = ["all_processes", "count", "from_first", "index", "on_first"]
-
 
 def index() -> int:
     """The index of this process, from 0."""

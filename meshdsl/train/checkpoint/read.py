@@ -17,9 +17,6 @@ from .grid import Box, cell, cells_in, intersect
 from .manifest import Manifest, StoredTensor, part_name
 from .parse import load
 
-__all__ = ["ReadRequest", "StepReader", "open_step", "step_name"]
-
-
 _LARGE = 64 << 20  # larger chunks are hashed before memory is allocated for them
 
 

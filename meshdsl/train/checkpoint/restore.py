@@ -19,8 +19,6 @@ from .manifest import Manifest, StoredTensor
 from .read import step_name
 from .trees import check_fit, flat
 
-__all__ = ["OpenStep", "Restored", "RestoreRequest", "Store", "restore_newest", "restore_step"]
-
 
 @dataclass(frozen=True)
 class Restored:

@@ -20,8 +20,6 @@ from .files import open_root, remove_tree
 from .read import StepReader, open_step, step_name
 from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
 
-__all__ = ["DirectoryStore"]
-
 
 class DirectoryStore:
     """The `Store` of a directory; see `Checkpoints` for its options."""

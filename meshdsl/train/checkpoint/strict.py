@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 from ...errors import CheckpointError
 
-__all__ = ["DEPTH", "integer", "items", "keys", "parse", "plain", "refuse", "show", "text"]
-
 DEPTH = 32  # maximum nesting of lists and objects in a configuration
 _BITS = 4096
 

@@ -16,8 +16,6 @@ from ...trace import KEY_WORD, Tensor, as_tensor, tree
 from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
 from .strict import plain
 
-__all__ = ["check_fit", "checked_state", "flat"]
-
 _AT = "\n  at "
 
 

@@ -31,8 +31,6 @@ from .parse import load
 from .read import open_step
 from .strict import integer, items, keys, parse
 
-__all__ = ["StoragePlan", "Snapshot", "await_publication", "mark_failed", "plan", "publish", "snapshot", "write_part"]
-
 _POLL_SECONDS = 0.02
 
 

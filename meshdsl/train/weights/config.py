@@ -12,8 +12,6 @@ from typing import Any
 
 from ..checkpoint.strict import show
 
-__all__ = ["HubConfig"]
-
 _HARMLESS = (  # of the file, of training from scratch, of text generation, of classification, of unused outputs
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
     "initializer_factor bos_token_id eos_token_id pad_token_id unk_token_id decoder_start_token_id sep_token_id "

@@ -19,8 +19,6 @@ from .files import DTYPES, INDEX, SINGLE, header_of, write_header
 from .load import hugging_face_of, rules_of
 from .table import Rule
 
-__all__ = ["export_hugging_face"]
-
 Types = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 

@@ -19,8 +19,6 @@ import numpy as np
 from ...errors import CheckpointError
 from ..checkpoint.strict import show
 
-__all__ = ["DTYPES", "INDEX", "SINGLE", "Stored", "header_of", "open_directory", "read_json", "write_header"]
-
 DTYPES: dict[str, np.dtype] = {  # by their names in headers
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),

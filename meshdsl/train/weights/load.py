@@ -23,8 +23,6 @@ from .config import HubConfig
 from .files import Stored, open_directory, read_json
 from .table import STACKED, HuggingFace, Rule, rule_of
 
-__all__ = ["hugging_face_of", "import_hugging_face", "read_params", "rules_of"]
-
 _MOST = 40  # lines of an error
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 

@@ -25,8 +25,6 @@ from ...dims import Shape
 from ...errors import ShapeError
 from .config import HubConfig
 
-__all__ = ["STACKED", "HuggingFace", "Rule", "rule_of"]
-
 STACKED = re.compile(r"\{(?:(\d+)\*)?(\w+)(?:\+(\d+))?\}")  # a factor, the index of a stacked dim, what is added
 
 

@@ -16,8 +16,6 @@ from ..choose import Claims, choose
 from ..claims import claims_of, settle_conflicts
 from ..scope import Reader, Scope
 
-__all__ = ["AttentionCall"]
-
 Assigned = Mapping[str, Axes]
 
 

@@ -40,8 +40,6 @@ from ..scope import Reader, Scope
 from .call import AttentionCall
 from .ring import around, hops, is_zigzag
 
-__all__ = ["lower_attention"]
-
 
 def lower_attention(scope: Scope, eqn: Eqn) -> None:
     """Add one attention, or its gradient, to the program under construction."""

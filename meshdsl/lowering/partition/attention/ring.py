@@ -34,8 +34,6 @@ from ..scope import Scope
 from .call import AttentionCall
 from .turn import ATTENTION_TURN, ATTENTION_TURN_GRAD
 
-__all__ = ["around", "hops", "is_zigzag"]
-
 MOVES = ("k", "v", "memory_segments")  # the operands that go around
 ALONG = ("q", "k", "v", "segments", "memory_segments", *RESIDUALS)  # the operands that may change places for balance
 

@@ -20,8 +20,6 @@ from ....layouts.sharding import Axes
 from ....ops.attention.blocks import Canonical, Names
 from ....ops.attention.records import MOVING, pairs_seen, products
 
-__all__ = ["ATTENTION_TURN", "ATTENTION_TURN_GRAD", "chunk"]
-
 
 def chunk(c: Local, device: Any, n: int, half: int) -> Any:
     """The number of one half block of a device in zigzag order: device i has i and 2 n - 1 - i, the even one first."""
