@@ -21,7 +21,7 @@ from ..ir import Type
 
 
 def is_public(name: str) -> bool:
-    """Whether `md.<name>` is there, for messages that point to it."""
+    """True if `md.<name>` exists: errors point to no other names."""
     return name in sys.modules[__name__.partition(".")[0]].__all__
 
 

@@ -70,8 +70,8 @@ def _as_full(scope: Scope, eqn: Eqn) -> dict[str, Any] | None:
         return None
     if eqn.operation is BROADCAST:
         return {**full.params, "shape": eqn.outs[0].dims}
-    value = full.params["value"]
-    return None if value else {**full.params, "value": number(value, eqn.outs[0].dtype)}
+    is_zero = scope.is_zero(eqn.ins[0])
+    return {**full.params, "value": number(full.params["value"], eqn.outs[0].dtype)} if is_zero else None
 
 
 def _lower(scope: Scope, eqn: Eqn) -> None:
