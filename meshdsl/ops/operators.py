@@ -75,6 +75,7 @@ _REFLECTED = {
     "bitwise_xor": ("__rxor__", "^"), "left_shift": ("__rlshift__", "<<"), "right_shift": ("__rrshift__", ">>"),
     "equal": ("__eq__", "=="), "not_equal": ("__ne__", "!="), "less": ("__gt__", "<"), "less_equal": ("__ge__", "<="),
     "greater": ("__lt__", ">"), "greater_equal": ("__le__", ">="), "matmul": ("__rmatmul__", "@"),
+    "negative": ("__neg__", "-"), "invert": ("__invert__", "~"),
 }  # fmt: skip
 _ARITHMETIC = {
     "add": ops.add, "sub": ops.subtract, "mul": ops.multiply, "truediv": ops.divide, "floordiv": ops.floor_divide,

@@ -114,6 +114,7 @@ ROWS = [
     (lambda: np.add([1.0, 2.0], X), "use the operator +, or pass x.numpy() outside a trace"),
     (lambda: np.add.reduce(X), "np.add.reduce takes arrays, and this is float64[batch=2 io=3], whose"),
     (lambda: np.exp(ARRAY, where=X > 1), "np.exp takes arrays, and this is bool[batch=2 io=3]"),
+    (lambda: np.negative(X), "use the operator -, or pass"),
     (lambda: operator.iadd(ARRAY.copy(), X), "np.add takes arrays, and this is float64[batch=2 io=3], whose"),
     (lambda: md.grad(lambda x: md.sum(np.exp(x)))(X), "use md.exp, or pass x.numpy() outside a trace"),
     (lambda: md.compile(np.exp, "rows:2").program(X), "use md.exp, or pass x.numpy() outside a trace"),
