@@ -115,6 +115,12 @@ class InternalError(MeshdslError):
         return traceback.format_exception(self)
 
 
+class UsageError(MeshdslError):
+    """The command line or a configuration file is wrong; a command then ends with exit code 2."""
+
+    exit_code = 2
+
+
 class CheckpointError(MeshdslError):
     """A checkpoint is missing, damaged, or does not match the request; the message names the file and the key.
 

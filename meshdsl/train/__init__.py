@@ -2,13 +2,14 @@
 
 import sys
 
+from ..errors import UsageError
 from ..errors.boundary import guarded_module
 from . import report
 from .adapters import from_datasets, from_grain
 from .batches import data_for
 from .data import Corpus, Document, corpus
 from .iterators import Iterated, Stateful
-from .load import UsageError, load, mesh_and_layout
+from .load import load, mesh_and_layout
 from .loop import planned_stages, stages, train
 from .progress import Progress
 from .reader import NonFiniteLoss

@@ -14,7 +14,7 @@ import numpy as np
 
 import meshdsl as md
 
-from .values import UsageError
+from ..errors import UsageError
 
 
 @runtime_checkable

@@ -21,7 +21,7 @@ from pathlib import Path
 import meshdsl as md
 from meshdsl import models
 
-from .values import UsageError
+from ..errors import UsageError
 
 
 def load(text: str) -> md.Workload:

@@ -20,7 +20,7 @@ import jax
 
 import meshdsl as md
 
-from .values import UsageError
+from ..errors import UsageError
 
 Record = Mapping[str, Any]
 

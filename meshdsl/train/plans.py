@@ -12,8 +12,8 @@ from typing import Any
 
 import meshdsl as md
 
+from ..errors import UsageError
 from .load import mesh_and_layout
-from .values import UsageError
 
 # name of an option and of a setting -> field of the plan, and of the value of that field
 KNOBS = {

@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 import meshdsl as md
 
+from ..errors import UsageError
 from .load import load, nearest
 from .plans import knobs_of, plan_of_file, plan_on, with_knobs
-from .values import UsageError, as_json, from_text, from_toml, to_toml
+from .values import as_json, from_text, from_toml, to_toml
 
 _LONGEST = 1 << 20  # bytes of a configuration file
 

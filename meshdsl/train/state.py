@@ -19,8 +19,9 @@ from typing import Any
 
 import meshdsl as md
 
+from ..errors import UsageError
 from .iterators import go_to
-from .values import UsageError, as_json
+from .values import as_json
 
 
 @dataclass

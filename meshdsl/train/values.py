@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-import meshdsl as md
-
-
-class UsageError(md.MeshdslError):
-    """The command line or a configuration file is wrong."""
-
-    exit_code = 2
-
+from ..errors import UsageError
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

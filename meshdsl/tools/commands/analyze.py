@@ -6,6 +6,9 @@ import argparse
 import json
 from typing import Any
 
+import meshdsl as md
+
+from ...errors import UsageError
 from .colours import painted
 from .common import command, out_file, positive, print_json, workload_of, workload_options, write
 from .costing import assignment_of, cost_options, exit_code, machine_of, pictures_of, report_for
@@ -50,10 +53,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
     """The workload, and the best plan that a search of a minute finds for `--devices`."""
-    import meshdsl as md
-
-    from ...train import UsageError
-
     given = {"--layout": options.layout, "--mesh": options.mesh, "--plan": options.plan, "--forward": options.forward}
     if names := [*(name for name, value in given.items() if value), *given_knobs(options)]:
         raise UsageError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cost.report.schema import SCHEMA_VERSION, plain
-from ...errors import MeshdslError
+from ...errors import MeshdslError, UsageError
 from .output import results
 
 LARGEST = 10**15  # of any count on the command line
@@ -137,7 +137,6 @@ def write(path: Path, text: str) -> None:
     Raises `UsageError` if it cannot, and `MeshdslError` if the disk is full or broken.
     """
     from ...cost.report.files import write_text
-    from ...train import UsageError
 
     try:
         write_text(path, text)
@@ -152,6 +151,14 @@ def print_json(record: Mapping[str, Any]) -> None:
     """Print a record with the schema version as one JSON line on stdout."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False)
     print(line, file=results(), flush=True)
+
+
+def answer(options: argparse.Namespace, record: Mapping[str, Any], text: object) -> None:
+    """Print the result of a command: its record with `--json`, otherwise its text."""
+    if options.json:
+        print_json(record)
+    else:
+        print(text)
 
 
 def version() -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ...errors import LayoutError
+from ...errors import LayoutError, UsageError
 from .colours import painted
 from .common import ILLEGAL_LAYOUT, command, print_json, workload_of, workload_options, write
 from .costing import cost_options, exit_code, pictures_of, report_of, step_of, step_title
@@ -63,8 +63,6 @@ def _candidates(options: argparse.Namespace, workload: Any) -> Iterator[tuple[st
     Plans are named by their files. Layouts without a name in the workload are called A, B, ... One candidate that is
     compared under several overlaps is named by its overlap. Raises `UsageError` for fewer than two candidates.
     """
-    from ...train import UsageError
-
     overlaps, options.overlap = list(dict.fromkeys(options.overlap)), None
     layouts = options.layout or ([] if options.plan else list(workload.layouts))
     named = [*_plans(options, workload), *_layouts(options, workload, layouts)]
@@ -86,8 +84,6 @@ def _candidates(options: argparse.Namespace, workload: Any) -> Iterator[tuple[st
 
 def _plans(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, Any]]:
     """The plans of files, by the name of the file, or by its path if two files have one name."""
-    from ...train import UsageError
-
     stems = [file.stem for file in options.plan]
     for file in options.plan:
         if options.plan.count(file) > 1:
@@ -98,8 +94,6 @@ def _plans(options: argparse.Namespace, workload: Any) -> Iterator[tuple[str, An
 
 def _layouts(options: argparse.Namespace, workload: Any, layouts: list[str]) -> Iterator[tuple[str, Any]]:
     """The plans of layouts; raises `UsageError` for a repeated layout, and for a wrong number of meshes."""
-    from ...train import UsageError
-
     meshes = options.mesh
     if len(meshes) not in (0, 1, len(layouts)):
         raise UsageError(

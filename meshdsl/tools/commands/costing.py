@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import ShapeError
+import meshdsl as md
+
+from ...errors import ShapeError, UsageError
 from .common import ILLEGAL_LAYOUT, OK, out_file, section
 
 DEFAULT_MACHINE = "tpu-v5e"
@@ -88,7 +90,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
 
     Raises `UsageError` for a workload without inputs, and for settings that give a dim an illegal size.
     """
-    from ...train import UsageError, planned_stages
+    from ...train import planned_stages
 
     settings = " ".join(options.settings) or "its config"
     decides = plan.needs_machine or getattr(options, "collective_steps", None) == "auto"
@@ -122,22 +124,22 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def machine_of(options: argparse.Namespace) -> Any:
-    """The machine named by the options; raises `UsageError` for an unknown machine or a malformed file."""
+    """The machine named by the options, with their profile."""
+    return machine_named(options.machine, getattr(options, "profile", None))
+
+
+def machine_named(name: str | None, profile: str | None = None) -> Any:
+    """A machine (default: `DEFAULT_MACHINE`); raises `UsageError` if it is unknown, or its file malformed."""
     from ...cost.machine import MachineError, machine
-    from ...train import UsageError
 
     try:
-        return machine(
-            DEFAULT_MACHINE if options.machine is None else options.machine, profile=getattr(options, "profile", None)
-        )
+        return machine(DEFAULT_MACHINE if name is None else name, profile=profile)
     except MachineError as error:
         raise UsageError(str(error)) from None
 
 
 def assignment_of(options: argparse.Namespace) -> dict[str, list[str]] | None:
     """The hardware axes of each mesh axis, from --place; None for the default."""
-    from ...train import UsageError
-
     assignment: dict[str, list[str]] = {}
     for word in options.place:
         axis, equals, hardware = word.partition("=")
@@ -154,7 +156,6 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
     import dataclasses
 
     from ...cost.machine import MachineError
-    from ...train import UsageError
 
     try:
         report = compiled.cost(
@@ -172,8 +173,6 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
 
 def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) -> Any:
     """The work of one step of the workload: the products of its graph without rematerialisation."""
-    import meshdsl as md
-
     from ...cost.report.rates import work_of
     from ...train import planned_stages
 
@@ -188,8 +187,6 @@ def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) ->
 def with_rates(options: argparse.Namespace, report: Any, work: Any) -> Any:
     """The report with rates and, for --tokens, the time and money."""
     import dataclasses
-
-    from ...train import UsageError
 
     if options.price and not options.tokens:
         raise UsageError("--price has no effect without --tokens, the amount to pay for")

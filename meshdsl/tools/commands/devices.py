@@ -8,14 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...errors import LayoutError, MeshdslError
+import meshdsl as md
+
+from ...errors import LayoutError, MeshdslError, UsageError
 from .common import MOST_DEVICES
 
 
 def check(options: argparse.Namespace, mesh: Any) -> None:
     """Raises `UsageError` if the device options do not fit together or do not fit the mesh. Does not start JAX."""
-    from ...train import UsageError
-
     process_options = (options.coordinator, options.processes, options.process)
     if any(part is None for part in process_options) and any(part is not None for part in process_options):
         raise UsageError("--coordinator, --processes and --process must be given together")
@@ -98,8 +98,6 @@ def _cpu_devices_of(devices: int, processes: int | None, mesh: Any) -> None:
     """Give each process its share of CPU devices. Raises `UsageError` if they cannot be divided."""
     import jax
 
-    from ...train import UsageError
-
     if processes is None or devices % processes or devices < mesh.size:
         among = f"{processes} processes" if processes else "an unknown number of processes"
         raise UsageError(f"--devices {devices} cannot be divided among {among} for the mesh '{mesh}'")
@@ -111,8 +109,6 @@ def _cpu_devices_of(devices: int, processes: int | None, mesh: Any) -> None:
 def _start_alone(devices: int | None, mesh: Any) -> None:
     """Set the number of CPU devices before JAX starts; raises `LayoutError` if there are fewer devices than needed."""
     import jax
-
-    import meshdsl as md
 
     if devices is not None:
         jax.config.update("jax_platforms", "cpu")

@@ -14,7 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .common import FAILURE, OK, command, out_file, print_json, version, workload_options
+import meshdsl as md
+
+from ...errors import UsageError
+from .common import FAILURE, OK, answer, command, out_file, version, workload_options
 from .costing import step_of, step_options
 from .plans import knob_options, workload_and_plan
 
@@ -65,21 +68,14 @@ def run(options: argparse.Namespace) -> int:
     if options.profile is not None:
         return profile(options)
     versions, problems = _examine()
-    if options.json:
-        print_json({"command": "doctor", **versions, "problems": problems, "ok": not problems})
-    else:
-        for key, value in versions.items():
-            print(f"{key:<14}{value if isinstance(value, str) else ', '.join(value)}")
-        for problem in problems:
-            print(f"problem: {problem}")
-        print("problems found" if problems else "no problems found")
+    lines = [f"{key:<14}{value if isinstance(value, str) else ', '.join(value)}" for key, value in versions.items()]
+    lines += [*(f"problem: {problem}" for problem in problems), "problems found" if problems else "no problems found"]
+    answer(options, {"command": "doctor", **versions, "problems": problems, "ok": not problems}, "\n".join(lines))
     return FAILURE if problems else OK
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise `UsageError` for options that have no effect together."""
-    from ...train import UsageError
-
     if options.calibrate is not None and options.profile is not None:
         raise UsageError("--calibrate and --profile measure different things; give one of them")
     if options.quick and options.calibrate is None and options.profile is None:
@@ -101,18 +97,14 @@ def _calibrate(options: argparse.Namespace) -> int:
     """Measure this computer and print the machine file and its path."""
     import jax
 
-    import meshdsl as md
-
     jax.config.update("jax_platforms", "cpu")
     md.host_devices(8)
     from ..compilers.calibrate import calibrate
 
     path = calibrate(options.calibrate or None, quick=options.quick)
     machine = md.machine(path)
-    if options.json:
-        print_json({"command": "doctor", "machine_file": str(path), "machine": machine.name, "title": machine.title})
-    else:
-        print(f"{machine}\nwritten to {path}")
+    record = {"command": "doctor", "machine_file": str(path), "machine": machine.name, "title": machine.title}
+    answer(options, record, f"{machine}\nwritten to {path}")
     return OK
 
 
@@ -198,21 +190,15 @@ def profile(options: argparse.Namespace) -> int:
     merged = measured if before is None else before.merged(measured)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, merged.to_toml())
-    if options.json:
-        print_json({"command": "doctor", "profile": str(target), "device": merged.device, "forms": len(merged.kernels),
-                    "kernels": sum(map(len, merged.kernels.values()))})  # fmt: skip
-    else:
-        print(f"{merged}\nwritten to {target}")
+    counts = {"forms": len(merged.kernels), "kernels": sum(map(len, merged.kernels.values()))}
+    record = {"command": "doctor", "profile": str(target), "device": merged.device, **counts}
+    answer(options, record, f"{merged}\nwritten to {target}")
     return OK
 
 
 def _devices(mesh: Any) -> None:
     """On CPU, as many devices as the mesh has. Raises `UsageError` if JAX has fewer."""
     import jax
-
-    import meshdsl as md
-
-    from ...train import UsageError
 
     if mesh.size > 1:
         md.host_devices(mesh.size)  # has no effect on other devices
@@ -227,7 +213,6 @@ def _existing(target: Path, device: Any, version: str) -> Any:
     """The profile that the file has, or None; raises `UsageError` if it is of another device or JAX version."""
     from ...cost.machine import MachineError
     from ...cost.profile import load_profile
-    from ...train import UsageError
 
     if not target.exists():
         return None

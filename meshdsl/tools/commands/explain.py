@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ...errors import UsageError
 from .colours import painted
-from .common import OK, command, integer, print_json, workload_options
+from .common import OK, answer, command, integer, print_json, workload_options
 from .costing import cost_options, exit_code, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
 
@@ -54,10 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.graph:
         text = str(compiled.graph(*arguments))
-        if options.json:
-            print_json({"command": "explain", "graph": text})
-        else:
-            print(text)
+        answer(options, {"command": "explain", "graph": text}, text)
         return OK
     program = compiled.program(*arguments)
     if options.window is not None:
@@ -78,25 +76,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _window(options: argparse.Namespace, plan: Any) -> int:
     """Print one window of the overlap plan: the collective, and the products that run at the same time."""
-    from ...train import UsageError
-
     if not 0 <= options.window < len(plan.windows):
         raise UsageError(
             f"no window {options.window}: the plan {plan.chosen!r} has {len(plan.windows)} windows, numbered from 0\n"
             "  `meshdsl analyze` with the same options lists them"
         )
     window = plan.windows[options.window]
-    if options.json:
-        print_json({"command": "explain", "window": window.to_dict()})
-    else:
-        print(window, *(f"  {op}  # {where}" for op, where in window.inside), sep="\n")
+    lines = [str(window), *(f"  {op}  # {where}" for op, where in window.inside)]
+    answer(options, {"command": "explain", "window": window.to_dict()}, "\n".join(lines))
     return OK
 
 
 def _check(options: argparse.Namespace, plan: Any) -> None:
     """Raises `UsageError` for options that have no effect on the requested view."""
-    from ...train import UsageError
-
     if options.collective or options.dim or options.moves:
         return
     if options.window is not None and plan.overlap.mode == "none":

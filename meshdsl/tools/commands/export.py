@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .common import OK, command, count, print_json
+import meshdsl as md
+
+from ...errors import UsageError
+from .common import OK, answer, command, count
 from .weights import checkpoints_of, hub_directory, params_of_run, settings_of_run
 
 
@@ -24,10 +27,6 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file and print its path; raises `CheckpointError` if the step is corrupt."""
-    import meshdsl as md
-
-    from ...train import UsageError
-
     hub = hub_directory(options.out)
     if (hub is None) != (options.model is None):
         raise UsageError("a Hugging Face directory needs both: OUT as hf:DIR, and --model NAME")
@@ -43,8 +42,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace, step: int) -> int:
-    if options.json:
-        print_json({"command": "export", "step": step, "file": options.out, "params_only": options.params_only})
-    else:
-        print(f"step {step} written to {options.out}")
+    record = {"command": "export", "step": step, "file": options.out, "params_only": options.params_only}
+    answer(options, record, f"step {step} written to {options.out}")
     return OK

@@ -7,8 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import meshdsl as md
+
+from ...errors import UsageError
 from . import devices
-from .common import OK, command, integer, positive, print_json, printable
+from .common import OK, answer, command, integer, positive, printable
 from .weights import checkpoints_of, device_options, hub_directory, params_of_run, settings_of_run
 
 
@@ -61,9 +64,7 @@ def _temperature(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Generate and print each prompt's text with its continuation, or the ids of the continuation."""
-    import meshdsl as md
-
-    from ...train import UsageError, load, mesh_and_layout
+    from ...train import load, mesh_and_layout
 
     if options.seed is not None and options.temperature is None:
         raise UsageError("--seed has no effect without --temperature: the likeliest token is taken")
@@ -93,16 +94,12 @@ def run(options: argparse.Namespace) -> int:
     else:
         cut = [row[: row.index(end)] if end in row else row for row in tokens]
         lines = record["texts"] = [tokenizer.decode(prompt + row) for prompt, row in zip(prompts, cut, strict=True)]
-    if options.json:
-        print_json(record)
-    else:
-        print("\n".join(map(printable, lines)))
+    answer(options, record, "\n".join(map(printable, lines)))
     return OK
 
 
 def _prompts(options: argparse.Namespace) -> tuple[Any, list[list[int]], int | None]:
     """The tokenizer (None for ids), the ids of each prompt, and the id of `--end`."""
-    from ...train import UsageError
     from ...train.tokenizer import load_tokenizer, token_id
 
     if options.prompt is None:
@@ -123,8 +120,6 @@ def _continued(continuation: Callable[[Any], Any], prompts: list[list[int]]) -> 
     """The ids after each prompt; prompts of one length run together, as [batch, length]."""
     import numpy as np
 
-    import meshdsl as md
-
     tokens: dict[int, list[int]] = {}
     for length in sorted({len(prompt) for prompt in prompts}):
         rows = [n for n, prompt in enumerate(prompts) if len(prompt) == length]
@@ -135,8 +130,6 @@ def _continued(continuation: Callable[[Any], Any], prompts: list[list[int]]) -> 
 
 def _check_ids(prompts: list[list[int]], vocab: int, which: str) -> None:
     """Raises `UsageError` for ids that the model lacks."""
-    from ...train import UsageError
-
     outside = sorted({token for row in prompts for token in row if token >= vocab})
     if outside:
         raise UsageError(f"{which} has {outside[0]}, and the model has {vocab} tokens, from 0 to {vocab - 1}")
@@ -144,8 +137,6 @@ def _check_ids(prompts: list[list[int]], vocab: int, which: str) -> None:
 
 def _weights(text: str, source: str, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
     """The workload with the sizes of its weights, and the parameters under the layout."""
-    import meshdsl as md
-
     directory = hub_directory(text)
     if directory is not None:
         return md.import_hugging_face(directory, workload, mesh, layout)

@@ -8,8 +8,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import meshdsl as md
+
+from ...errors import UsageError
 from . import devices
-from .common import OK, command, print_json, write
+from .common import OK, answer, command, write
 from .weights import device_options, hub_directory
 
 
@@ -28,9 +31,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Import, save and print what was imported; raises `CheckpointError` with all that does not fit."""
-    import meshdsl as md
-
-    from ...train import UsageError, load, mesh_and_layout, resolve
+    from ...train import load, mesh_and_layout, resolve
 
     directory = hub_directory(options.source)
     if directory is None:
@@ -47,19 +48,17 @@ def run(options: argparse.Namespace) -> int:
         values = {f"config.{f.name}": getattr(workload.config, f.name) for f in dataclasses.fields(workload.config)}
         place = {"mesh": options.mesh, "layout": options.layout, "checkpoints.directory": options.out}
         _save(resolve(source, None, [], {**values, **place}), params, mesh, layout)
-    if options.json:
-        print_json({"command": "import", "source": options.source, "model": source, **summary})
-        return OK
-    print(f"{count:,} parameters of {options.source} in {len(params)} tensors, {summary['dtype']}")
+    text = f"{count:,} parameters of {options.source} in {len(params)} tensors, {summary['dtype']}"
     if options.out is not None:
-        print(f"saved as step 0 of {options.out}; to train: meshdsl train {source} --config {options.out}/config.toml")
+        text += (
+            f"\nsaved as step 0 of {options.out}; to train: meshdsl train {source} --config {options.out}/config.toml"
+        )
+    answer(options, {"command": "import", "source": options.source, "model": source, **summary}, text)
     return OK
 
 
 def _save(settings: Any, params: Any, mesh: Any, layout: Any) -> None:
     """Save parameters and a new optimizer state as step 0, and the settings beside it."""
-    import meshdsl as md
-
     from ...train import Keeping
     from ...train.state import State
 

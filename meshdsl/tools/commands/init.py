@@ -10,7 +10,8 @@ import keyword
 from pathlib import Path
 from typing import Any
 
-from .common import OK, command, out_file, print_json, write
+from ...errors import UsageError
+from .common import OK, answer, command, out_file, write
 
 
 def add(commands: Any) -> None:
@@ -30,8 +31,6 @@ def _model_file(text: str) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Write both files, unless one exists."""
-    from ...train import UsageError
-
     model, settings = options.file, options.file.with_suffix(".toml")
     for path in (model, settings):
         if path.exists():
@@ -40,13 +39,13 @@ def run(options: argparse.Namespace) -> int:
     words = (str(model), name, str(settings))
     write(model, model_text(*words))
     write(settings, settings_text(*words))
-    if options.json:
-        print_json({"command": "init", "model": str(model), "settings": str(settings), "workload": name})
-        return OK
-    print(f"wrote {model} and {settings}; now:\n")
-    print(f"  meshdsl list {model}:{name}")
-    print(f"  meshdsl train {model}:{name} --config {settings}")
-    print(f"  meshdsl compare {model}:{name} --layout data --layout both")
+    text = (
+        f"wrote {model} and {settings}; now:\n\n"
+        f"  meshdsl list {model}:{name}\n"
+        f"  meshdsl train {model}:{name} --config {settings}\n"
+        f"  meshdsl compare {model}:{name} --layout data --layout both"
+    )
+    answer(options, {"command": "init", "model": str(model), "settings": str(settings), "workload": name}, text)
     return OK
 
 

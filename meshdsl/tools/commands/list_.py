@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .common import OK, command, print_json
+from .common import OK, answer, command
 
 
 def add(commands: Any) -> None:
@@ -30,17 +30,14 @@ def _layouts(options: argparse.Namespace) -> int:
 
     workload = load(options.workload)
     layouts = [(name, Mesh(mesh), layout) for name, (mesh, layout) in workload.layouts.items()]
-    if options.json:
-        records = [
-            {"name": name, "mesh": mesh.axes, "devices": mesh.size, "layout": layout} for name, mesh, layout in layouts
-        ]
-        print_json({"command": "list", "workload": workload.name, "layouts": records})
-        return OK
-    if not layouts:
-        print(f"{workload.name} names no layouts; give --mesh 'rows:2;cols:4' --layout 'batch:rows' to a command")
-        return OK
+    records = [
+        {"name": name, "mesh": mesh.axes, "devices": mesh.size, "layout": layout} for name, mesh, layout in layouts
+    ]
     rows = [[name, str(mesh), mesh.size, layout or "(nothing is sharded)"] for name, mesh, layout in layouts]
-    print(table(["layout", "mesh", "devices", "rules"], rows, "<<><", indent=0))
+    text = table(["layout", "mesh", "devices", "rules"], rows, "<<><", indent=0)
+    if not layouts:
+        text = f"{workload.name} names no layouts; give --mesh 'rows:2;cols:4' --layout 'batch:rows' to a command"
+    answer(options, {"command": "list", "workload": workload.name, "layouts": records}, text)
     return OK
 
 
@@ -65,9 +62,6 @@ def _machines(options: argparse.Namespace) -> int:
         }
         for each in known
     ]
-    if options.json:
-        print_json({"command": "list", "machines": records})
-        return OK
     rows = [
         [
             each.name,
@@ -81,8 +75,9 @@ def _machines(options: argparse.Namespace) -> int:
         for each, record in zip(known, records, strict=True)
     ]
     header = ["name", "device", "memory", "bandwidth", "peak", "network", "origin"]
-    print(table(header, rows, "<<>><<<", indent=0, width=140))
-    print("\n--json prints the peak of every dtype, and the source of each figure")
+    text = table(header, rows, "<<>><<<", indent=0, width=140)
+    text += "\n\n--json prints the peak of every dtype, and the source of each figure"
+    answer(options, {"command": "list", "machines": records}, text)
     return OK
 
 

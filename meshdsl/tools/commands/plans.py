@@ -7,6 +7,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import meshdsl as md
+
+from ...errors import UsageError
 from ...overlap.values import MODES, STEPS
 from .common import positive, section, workload_of
 
@@ -89,8 +92,6 @@ def update_options(parser: argparse._ActionsContainer) -> None:
 
 def plan_of(options: argparse.Namespace, workload: Any, layout: str | None, mesh: str | None, file: Path | None) -> Any:
     """The plan of a file, or the default one, with the options' values; raises `UsageError` for a wrong file."""
-    import meshdsl as md
-
     from ...train.plans import plan_of_file, plan_on
 
     plan = plan_of_file(file)
@@ -124,7 +125,6 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 def check_forward(options: argparse.Namespace) -> None:
     """Raises `UsageError` for knobs that an evaluation step does not have; with --no-strict they are dropped."""
     from ...errors.no_effect import no_effect
-    from ...train import UsageError
 
     without_effect = {"weight_update": "replicated", "microbatches": 1, "chunks": 1}
     knobs = [

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .common import OK, command, out_file, print_json, reason_of, write
+from ...errors import UsageError
+from .common import OK, answer, command, out_file, reason_of, write
 
 
 def add(commands: Any) -> None:
@@ -26,21 +27,16 @@ def run(options: argparse.Namespace) -> int:
 
     runs = {name: curves_of(_lines(path)) for name, path in _named(options.runs).items()}
     if empty := [name for name, curves in runs.items() if not curves]:
-        from ...train import UsageError
-
         raise UsageError(f"{empty[0]} has no records of steps\n  give the file of `meshdsl train --metrics FILE`")
     if options.html:
         write(options.html, curves_page(runs))
-    if options.json:
-        print_json({"command": "plot", "runs": {name: dict(curves) for name, curves in runs.items()}})
-        return OK
     rows = [
         [name, metric, str(curve[-1][0]), f"{curve[-1][1]:.4g}", f"{min(value for _, value in curve):.4g}"]
         for name, curves in runs.items()
         for metric, curve in curves.items()
     ]
-    print(table(["run", "metric", "step", "last", "least"], rows, "<<>>>", indent=0))
-    print(f"\n{_chart(runs)}")
+    text = f"{table(['run', 'metric', 'step', 'last', 'least'], rows, '<<>>>', indent=0)}\n\n{_chart(runs)}"
+    answer(options, {"command": "plot", "runs": {name: dict(curves) for name, curves in runs.items()}}, text)
     return OK
 
 
@@ -54,8 +50,6 @@ def _named(paths: list[str]) -> dict[str, Path]:
 
 
 def _file(path: Path) -> Path:
-    from ...train import UsageError
-
     try:
         if path.is_dir():
             files = sorted(path.glob("*.jsonl"))
@@ -68,8 +62,6 @@ def _file(path: Path) -> Path:
 
 
 def _lines(path: Path) -> list[str]:
-    from ...train import UsageError
-
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, ValueError) as error:

@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from ...errors import LayoutError
-from .common import OK, command, positive, print_json, workload_options, write
+import meshdsl as md
+
+from ...errors import LayoutError, UsageError
+from .common import OK, answer, command, positive, workload_options, write
 from .costing import cost_options, machine_of, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
 
@@ -56,16 +58,12 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.html:
         write(options.html, scaling.page())
-    if options.json:
-        print_json({"command": "scale", **scaling.to_dict()})
-    else:
-        print(scaling)
+    answer(options, {"command": "scale", **scaling.to_dict()}, scaling)
     return OK
 
 
 def _axis(options: argparse.Namespace, mesh: Any) -> str:
     from ...errors import nearest
-    from ...train import UsageError
 
     axis = options.axis or next(iter(mesh.axes))
     if axis not in mesh.axes:
@@ -75,10 +73,6 @@ def _axis(options: argparse.Namespace, mesh: Any) -> str:
 
 def _meshes(options: argparse.Namespace, mesh: Any, axis: str, others: int) -> Iterator[tuple[int, Any]]:
     """Numbers of devices and meshes: the axis has powers of two, as far as the machine reaches."""
-    import meshdsl as md
-
-    from ...train import UsageError
-
     most = min(options.most, machine_of(options).network.size)
     sizes = [2**i for i in range(most.bit_length()) if options.fewest <= 2**i * others <= most]
     if not sizes:

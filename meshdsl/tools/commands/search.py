@@ -8,7 +8,9 @@ import math
 import sys
 from typing import Any
 
-from ...errors import LayoutError
+import meshdsl as md
+
+from ...errors import LayoutError, UsageError
 from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
@@ -95,7 +97,6 @@ def _end_progress() -> None:
 def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
     """The values to try of each knob to search; knobs set by an option have one."""
     from ...search.knobs import turns_of
-    from ...train import UsageError
 
     if options.forward or options.knobs == "none":
         return {}
@@ -126,10 +127,6 @@ def _tradeoff(result: Any) -> dict[str, str]:
 
 def run(options: argparse.Namespace) -> int:
     """Search and print the best layouts."""
-    import meshdsl as md
-
-    from ...train import UsageError
-
     if options.one_axis and options.orders:
         raise UsageError("--orders has no effect with --one-axis: a dim has at most one axis")
     workload = workload_of(options)

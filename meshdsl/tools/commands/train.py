@@ -13,10 +13,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import MeshdslError, raised
+import meshdsl as md
+
+from ...errors import MeshdslError, UsageError, raised
 from . import devices
 from .common import (
     ILLEGAL_LAYOUT,
@@ -85,7 +88,6 @@ def _resolved(options: argparse.Namespace) -> Any:
 def _check_used(options: argparse.Namespace, settings: Any) -> None:
     """Raises `UsageError` for options that have no effect."""
     from ...errors.no_effect import no_effect
-    from ...train import UsageError
 
     chosen, saving = settings.train, settings.checkpoints
     shown = options.dry_run or options.print_config
@@ -130,16 +132,13 @@ def _workload_errors(settings: Any) -> Iterator[None]:
 
 def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
-    from ...cost.machine import MachineError, machine
-    from ...train import UsageError, planned_stages
+    from ...train import planned_stages
+    from .costing import machine_named
 
-    try:
-        dry_run_machine = machine(settings.train.machine or "tpu-v5e")
-    except MachineError as error:
-        raise UsageError(str(error)) from None
+    machine = machine_named(settings.train.machine)
     with _workload_errors(settings):
         compiled, types = planned_stages(settings.workload, plan, guard=True)
-        cost = compiled.cost(*types, machine=dry_run_machine)
+        cost = compiled.cost(*types, machine=machine)
     if options.json:
         update = compiled.weight_update.to_dict()
         print_json({"command": "train", "event": "dry-run", "cost": cost.to_dict(), "weight_update": update})
@@ -185,11 +184,10 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
         with _workload_errors(settings), _device_errors():
             has_settings = not is_first
             for record in records:
-                failed = [sink for sink in files if not _written(sink, record, problems, report)]
-                files = [sink for sink in files if sink not in failed]
+                files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
                 if record["event"] == "save" and not has_settings:
                     has_settings = True
-                    _attempt(lambda: _save_settings(settings, options.config), problems, report)
+                    _attempt(partial(_save_settings, settings, options.config), problems, report)
                 for sink in stdout:
                     sink.write(record)
                 if stop is None and results().problem is not None:
@@ -218,12 +216,8 @@ def _peak_seconds(settings: Any, plan: Any) -> float | None:
         return None  # the machine has no peak for a dtype of the model
 
 
-def _written(sink: Any, record: Any, problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
-    """True if a record was written. Otherwise the run goes on without this file, and fails at its end."""
-    return _attempt(lambda: sink.write(record), problems, report)
-
-
 def _attempt(work: Callable[[], object], problems: list[MeshdslError], report: Callable[[str], object]) -> bool:
+    """True if a file was written. Otherwise the run goes on without it, and fails at its end."""
     try:
         work()
     except MeshdslError as error:
@@ -242,8 +236,6 @@ def _save_settings(settings: Any, config_file: Path | None) -> None:
 
     folder = Path(settings.checkpoints.directory)
     if is_url(settings.checkpoints.directory):
-        import meshdsl as md
-
         (md.Checkpoints(settings.checkpoints.directory).directory / "config.toml").write_text(str(settings))
         return
     path = folder / "config.toml"
@@ -256,9 +248,7 @@ def _save_settings(settings: Any, config_file: Path | None) -> None:
 
 
 def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
-    import meshdsl as md
-
-    from ...train import Keeping, UsageError
+    from ...train import Keeping
     from ...train.checkpoint.arguments import is_url
 
     chosen = settings.checkpoints

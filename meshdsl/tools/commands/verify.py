@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ...errors import UsageError
 from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_options
 from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
 from .plans import knob_options, workload_and_plan
@@ -35,7 +36,6 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Lower the step and compare; returns 1 if they differ, and 3 if the compiler reports that it does not fit."""
     from ...errors.no_effect import no_effect
-    from ...train import UsageError
     from ..compilers.verify import verify
 
     if options.fast and not options.aot:
@@ -67,7 +67,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _compile(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
     """Compile the step for the topology of --aot."""
-    from ...train import UsageError
     from ..compilers.aot import compile_for
 
     if not options.aot.startswith("tpu:") or not options.aot.removeprefix("tpu:"):

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import meshdsl as md
+
+from ...errors import UsageError
 from .common import cpu_devices, reason_of
 
 HUB = "hf:"
@@ -25,7 +28,7 @@ def hub_directory(text: str) -> Path | None:
 
 def settings_of_run(source: str, checkpoints: Any, step: int, changes: list[str]) -> Any:
     """The settings with which a step was saved; `changes` are given as KEY=VALUE."""
-    from ...train import UsageError, resolve
+    from ...train import resolve
 
     saved = checkpoints.restore(step, like={}).config
     config = saved.get("config") if isinstance(saved, Mapping) else None
@@ -45,9 +48,6 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
     """The checkpoints of a run's directory, and the step; raises `UsageError` if there is none."""
-    import meshdsl as md
-
-    from ...train import UsageError
     from ...train.checkpoint.arguments import is_url
 
     try:
