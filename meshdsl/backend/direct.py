@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .varying import alike
+
 Function = Callable[..., Any]
 
 
@@ -121,3 +123,14 @@ def pad(x: Any, pads: Sequence[tuple[int, int]], constant_values: Any = 0) -> An
     if not (isinstance(x, jax.Array) and np.isscalar(constant_values)):
         return jnp.pad(x, pads, constant_values=constant_values)
     return lax.pad(x, jnp.asarray(constant_values).astype(x.dtype), [(low, high, 0) for low, high in pads])
+
+
+def rows(x: Any, index: Any) -> Any:
+    """x[index] where all indices are inside: without what `jnp` adds for negative ones and those past the end."""
+    x, index = alike((jnp.asarray(x), jnp.asarray(index)[..., None]))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(index.ndim - 1, index.ndim + x.ndim - 2)),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+    )
+    return lax.gather(x, index, numbers, (1, *x.shape[1:]), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)

@@ -35,6 +35,7 @@ class JaxFunctions:
     where = staticmethod(direct.where)
     reshape = staticmethod(direct.reshape)
     pad = staticmethod(direct.pad)
+    rows = staticmethod(direct.rows)
 
     def __getattr__(self, name: str) -> Any:
         """Functions of `jax.numpy`; an instance already has those of `direct`."""

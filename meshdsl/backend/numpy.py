@@ -109,6 +109,10 @@ class _NumPy:
         return np.ascontiguousarray(x).view(dtype).reshape(np.shape(x))
 
     @staticmethod
+    def rows(x: Any, index: Any) -> Any:
+        return x[index]
+
+    @staticmethod
     def scatter_add(rows: int, index: Any, updates: Any) -> Any:
         out = np.zeros((rows, *updates.shape[1:]), _wide(updates).dtype)
         inside = (index >= 0) & (index < rows)

@@ -5,13 +5,27 @@ from .cause import NO_CAUSE, Because, Cause
 from .clean import acts, cse, dce, silent
 from .collective import Blocks, Collective, CollectiveDefaults, Pairs
 from .exact import exact
-from .graph import Call, Cond, Control, Eqn, Graph, Scan, Var, While, format_graph, operations, scratch_bytes, walk
+from .graph import (
+    Call,
+    Cond,
+    Control,
+    Eqn,
+    Graph,
+    Scan,
+    Var,
+    While,
+    dim_names,
+    format_graph,
+    operations,
+    scratch_bytes,
+    walk,
+)
 from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type
 from .verify import verify
 
 __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
     "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params", "Product", "Reduce", "Scan",
-    "Type", "Var", "While", "acts", "borders", "cse", "dce", "exact", "format_graph", "operations", "predicates",
-    "scratch_bytes", "silent", "verify", "walk",
+    "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "operations",
+    "predicates", "scratch_bytes", "silent", "verify", "walk",
 ]  # fmt: skip

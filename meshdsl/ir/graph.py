@@ -250,6 +250,12 @@ class Graph:
         """
         return sum(1 for eqn, _ in walk(self) if not _is_number(eqn))
 
+    @cached_property
+    def dim_names(self) -> tuple[str, ...]:
+        """The names of all dims of the operands and results of its equations, including inner graphs."""
+        inner = [name for eqn in self.eqns for sub in eqn.graphs().values() for name in sub.dim_names]
+        return tuple(dict.fromkeys([*dim_names(self.eqns), *inner]))
+
     def replace(self: G, **changes: Any) -> G:
         """A copy with other fields; the graph itself if nothing changes, so that what is known of it stays valid."""
         return dataclasses.replace(self, **changes) if _differs(self, changes) else self
@@ -270,6 +276,11 @@ def _same(a: object, b: object) -> bool:
 
 def _is_number(eqn: Eqn) -> bool:
     return isinstance(eqn.op, Op) and eqn.op.literal and not eqn.outs[0].dims
+
+
+def dim_names(eqns: Sequence[Eqn]) -> dict[str, None]:
+    """The names of the dims of the operands and results, in order."""
+    return dict.fromkeys(d.name for eqn in eqns for v in (*eqn.ins, *eqn.outs) for d in v.dims)
 
 
 def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator[tuple[Eqn, float]]:

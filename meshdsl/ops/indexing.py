@@ -133,7 +133,7 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    values = x[flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over))]
+    values = c.xp.rows(x, flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over)))
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
 
 

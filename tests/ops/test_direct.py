@@ -1,5 +1,5 @@
-"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where` and `pad`, whose
-`jax.numpy` is a function of its own in the program, have its values."""
+"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where`, `pad` and
+`rows`, whose `jax.numpy` is a function of its own in the program, have its values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_direct_functions_promote_as_in_jax(mixed: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float32", "complex64"])
-def test_direct_where_and_pad_have_the_values_of_jax(dtype: str) -> None:
+def test_direct_where_pad_and_rows_have_the_values_of_jax(dtype: str) -> None:
     def array(shape: tuple[int, ...]) -> Any:
         return jnp.asarray(np.arange(np.prod(shape)).reshape(shape) % 7 - 2).astype(dtype)
 
@@ -76,6 +76,9 @@ def test_direct_where_and_pad_have_the_values_of_jax(dtype: str) -> None:
         numbers = [0, 1, np.float32(2.5), True] + [np.nan] * (dtype not in ("bool", "int8"))
         return found + [pad(array((3, 5)), [(0, 2), (1, 0)], constant_values=number) for number in numbers]
 
+    for index in (jnp.asarray([[2, 0], [1, 2]]), np.asarray([1]), jnp.asarray(2), jnp.zeros((0,), int)):
+        for x in (array((3, 5)), array((3,)), array((3, 0))):
+            assert jnp.array_equal(direct.rows(x, index), x[index])
     ours, theirs = jax.jit(lambda: (results(direct.where, direct.pad), results(jnp.where, jnp.pad)))()
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == expected.dtype and np.asarray(mine).tobytes() == np.asarray(expected).tobytes()

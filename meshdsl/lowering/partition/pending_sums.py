@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ...ir import Eqn, Graph, Linear, Reduce, Var, walk
+from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
 from ...ops.reductions import BROADCAST
@@ -49,8 +49,8 @@ class SumRegion:
     def dims(self) -> tuple[str, ...]:
         """All dims whose axes affect the region."""
         bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
-        inner = [e for eqn in bodies for sub in eqn.graphs().values() for e, _ in walk(sub)]
-        return tuple(dict.fromkeys(d.name for e in (*self.eqns, *inner) for v in (*e.ins, *e.outs) for d in v.dims))
+        inner = [name for eqn in bodies for sub in eqn.graphs().values() for name in sub.dim_names]
+        return tuple(dict.fromkeys([*dim_names(self.eqns), *inner]))
 
 
 class PendingSums:
