@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from .errors import ShapeError, at, caller, located, nearest
+from .errors import ShapeError, nearest
 
 
 @dataclass(frozen=True, order=True)
@@ -28,12 +28,12 @@ class Dim:
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
-            raise at(ShapeError(f"a dim is named like a Python variable, got {self.name!r}"), caller())
+            raise ShapeError(f"a dim is named like a Python variable, got {self.name!r}")
         if isinstance(self.size, bool) or not hasattr(self.size, "__index__"):
-            raise at(ShapeError(f"dim {self.name!r} needs a whole size, got {self.size!r}"), caller())
+            raise ShapeError(f"dim {self.name!r} needs a whole size, got {self.size!r}")
         object.__setattr__(self, "size", self.size.__index__())
         if self.size < 0:
-            raise at(ShapeError(f"dim {self.name!r} cannot have the negative size {self.size}"), caller())
+            raise ShapeError(f"dim {self.name!r} cannot have the negative size {self.size}")
 
     def __repr__(self) -> str:
         return f"{self.name}={self.size}"
@@ -59,7 +59,7 @@ def dims(text: DimsLike, of: Iterable[Dim] | None = None) -> Shape:
     from, for example `x.dims`; names alone will do then. Raises `ShapeError` for an item that is not of the form
     name:size without `of`, and for one that is not among `of`.
     """
-    return located(lambda: pick(text, of or (), new=of is None))
+    return pick(text, of or (), new=of is None)
 
 
 def name_of(dim: DimsLike) -> str:

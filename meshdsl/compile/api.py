@@ -10,7 +10,7 @@ import jax
 
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
-from ..errors import LayoutError, MeshdslError, at, caller
+from ..errors import LayoutError
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
@@ -98,40 +98,37 @@ def compile(
     a machine that decides nothing). With `strict=False`, they are dropped with a `md.NoEffectWarning`, so that a sweep
     over options runs to its end.
     """
-    try:
-        step, unplanned = plan or Plan(microbatches=microbatches), f
-        f = planned(f, step, strict)
-        if plan is not None:
-            _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps, chunks)
-            mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
-            attention_kernel, unroll, steps, chunks = plan.attention_kernel, plan.unroll, plan.steps, plan.chunks
-            machine = machine or plan.machine
-        if mesh is None:
-            raise LayoutError(
-                "md.compile needs a mesh, or a plan\n"
-                "  for example md.compile(f, 'rows:2 cols:4', 'batch:rows'), or md.compile(f, plan=plan)"
-            )
-        updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
-        windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
-        cost_machine = _cost_machine(machine, updates, windows, check_steps(steps))
-        mesh = Mesh(mesh)
-        layout = layout if isinstance(layout, Layout) else Layout(layout)
-        if updates.group is not None:
-            group_of(mesh, updates.group)
-        fixed = static_names(f, static)
-        options = Options(
-            updates,
-            unroll,
-            windows,
-            cost_machine,
-            check_kernel(attention_kernel),
-            steps=steps,
-            chunks=check_chunks(chunks),
-            strict=strict,
-            memory_limit=check_limit(memory_limit, step, unplanned, strict),
+    step, unplanned = plan or Plan(microbatches=microbatches), f
+    f = planned(f, step, strict)
+    if plan is not None:
+        _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps, chunks)
+        mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
+        attention_kernel, unroll, steps, chunks = plan.attention_kernel, plan.unroll, plan.steps, plan.chunks
+        machine = machine or plan.machine
+    if mesh is None:
+        raise LayoutError(
+            "md.compile needs a mesh, or a plan\n"
+            "  for example md.compile(f, 'rows:2 cols:4', 'batch:rows'), or md.compile(f, plan=plan)"
         )
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
+    windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
+    cost_machine = _cost_machine(machine, updates, windows, check_steps(steps))
+    mesh = Mesh(mesh)
+    layout = layout if isinstance(layout, Layout) else Layout(layout)
+    if updates.group is not None:
+        group_of(mesh, updates.group)
+    fixed = static_names(f, static)
+    options = Options(
+        updates,
+        unroll,
+        windows,
+        cost_machine,
+        check_kernel(attention_kernel),
+        steps=steps,
+        chunks=check_chunks(chunks),
+        strict=strict,
+        memory_limit=check_limit(memory_limit, step, unplanned, strict),
+    )
     donated = (donate,) if isinstance(donate, int) else donate
     compiled = Compiled(f, mesh, layout, donated, options, fixed)
     compiled.step, compiled.unplanned = step, unplanned
@@ -188,14 +185,11 @@ def host_devices(count: int) -> list[Any]:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         if len(jax.devices("cpu")) < count:
-            raise at(
-                LayoutError(
-                    f"JAX has already started with {len(jax.devices('cpu'))} CPU devices, so {count} cannot be made\n"
-                    "  call md.host_devices before the first computation, tensor or jax.devices()"
-                ),
-                caller(),
+            raise LayoutError(
+                f"JAX has already started with {len(jax.devices('cpu'))} CPU devices, so {count} cannot be made\n"
+                "  call md.host_devices before the first computation, tensor or jax.devices()"
             ) from None
     devices = jax.devices("cpu")
     if len(devices) < count:
-        raise at(LayoutError(f"asked for {count} CPU devices, JAX made {len(devices)}"), caller())
+        raise LayoutError(f"asked for {count} CPU devices, JAX made {len(devices)}")
     return devices[:count]

@@ -224,10 +224,7 @@ class Compiled:
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The program that one device runs."""
         stages, _ = self._for(args, kwargs)
-        try:
-            return stages.program
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        return stages.program
 
     def history(self, *args: Any, **kwargs: Any) -> History:
         """The graph or program after every pass of the pipeline, by the pass's name."""
@@ -344,24 +341,21 @@ class Compiled:
         a mesh that does not fit the machine, `MachineError` for an unknown machine.
         """
         stages, _ = self._for(args, kwargs)
-        try:
-            program = stages.program
-            if limit is not None and not limit > 0:
-                raise LayoutError(f"limit is a number of bytes above 0, or None for the machine's memory; got {limit}")
-            on = machine if isinstance(machine, Machine) else machine_named(machine)
-            placement = place(on.network, self.mesh, assignment)
-            return report(
-                program,
-                on,
-                donated=tuple(program.ins[i] for i in stages.donated),
-                placement=stages.state.refined.placement(placement),
-                mesh=self.mesh,
-                limit=limit,
-                layout=self.layout,
-                title=getattr(self.function, "__name__", "").replace("<lambda>", ""),
-            )
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        program = stages.program
+        if limit is not None and not limit > 0:
+            raise LayoutError(f"limit is a number of bytes above 0, or None for the machine's memory; got {limit}")
+        on = machine if isinstance(machine, Machine) else machine_named(machine)
+        placement = place(on.network, self.mesh, assignment)
+        return report(
+            program,
+            on,
+            donated=tuple(program.ins[i] for i in stages.donated),
+            placement=stages.state.refined.placement(placement),
+            mesh=self.mesh,
+            limit=limit,
+            layout=self.layout,
+            title=getattr(self.function, "__name__", "").replace("<lambda>", ""),
+        )
 
     def donated(self, *args: Any, **kwargs: Any) -> tuple[Var, ...]:
         """The inputs of the program whose memory its results may reuse."""
@@ -371,11 +365,8 @@ class Compiled:
     def under(self, mesh: MeshLike, layout: Layout | str | dict[str, Any]) -> Compiled:
         """The same function on another mesh or under another layout; existing traces are reused."""
         other = copy.copy(self)
-        try:
-            other.mesh = Mesh(mesh)
-            other.layout = layout if isinstance(layout, Layout) else Layout(layout)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        other.mesh = Mesh(mesh)
+        other.layout = layout if isinstance(layout, Layout) else Layout(layout)
         other._stages, other._recent, other._by_arguments, other._array_functions = {}, None, {}, {}
         other._last = other
         return other

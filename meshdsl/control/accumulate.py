@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dims import Dim, DimLike, find
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ops.creation import zeros_like
 from ..ops.elementwise import add
 from ..ops.reshape import unflatten
@@ -34,11 +34,11 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     lacks the dim or its size is not a multiple of `steps`.
     """
     leaves, structure = leaves_of(xs)
-    step, parts = located(lambda: _parts(leaves, steps, over))
+    step, parts = _parts(leaves, steps, over)
     types = [type(x.type)(tuple(d for d in x.dims if d != step), x.dtype) for x in parts]
     graph, captures, out = trace(lambda *part: f(tree.tree_unflatten(structure, part)), types)
     if any(v.dtype.kind == "b" for v in graph.outs):
-        raise at(ShapeError("md.accumulate adds up what its function returns, and booleans have no sum"), caller())
+        raise ShapeError("md.accumulate adds up what its function returns, and booleans have no sum")
 
     def add_part(total: list[Any], part: list[Any]) -> tuple[list[Any], None]:
         return [add(a, b) for a, b in zip(total, evaluate(graph, [*captures, *part]), strict=True)], None

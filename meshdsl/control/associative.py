@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Labels, Op, Type
 from ..ops.dtypes import cast
 from ..ops.index_map import replaced
@@ -248,19 +248,17 @@ def associative_scan(f: Callable[[Any, Any], Any], xs: Any, over: DimLike, *, re
     """
     leaves, structure = leaves_of(xs)
     if not leaves:
-        raise at(ShapeError("md.associative_scan needs a tensor; xs has none"), caller())
-    dim = located(lambda: find(over, leaves[0].dims))
+        raise ShapeError("md.associative_scan needs a tensor; xs has none")
+    dim = find(over, leaves[0].dims)
     for x in leaves[1:]:
-        located(lambda x=x: find(dim, x.dims))
+        find(dim, x.dims)
     types = [Type(tuple(d for d in x.dims if d != dim), x.dtype) for x in leaves]
-    combine = located(
-        lambda: combine_of(
-            f,
-            lambda y: leaves_of(y)[0],
-            lambda ys: tree.tree_unflatten(structure, ys),
-            types,
-            getattr(f, "__name__", type(f).__name__),
-        )
+    combine = combine_of(
+        f,
+        lambda y: leaves_of(y)[0],
+        lambda ys: tree.tree_unflatten(structure, ys),
+        types,
+        getattr(f, "__name__", type(f).__name__),
     )
     return tree.tree_unflatten(structure, _bound(combine, leaves, dim, reverse))
 
@@ -278,7 +276,7 @@ def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = Fals
     """
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
-    dim = located(lambda: find(over, x.dims))
+    dim = find(over, x.dims)
     product = associative_scan(_times, x, dim, reverse=reverse)
     return shift(product, dim, -1 if reverse else 1, fill=1) if exclusive else product
 

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import MeshdslError, ShapeError, TraceError, at, caller
+from ..errors import ShapeError, TraceError, at
 from ..ir import Eqn, Graph, Var
 from ..ops.creation import zeros_like
 from ..ops.dtypes import cast, kind
@@ -201,12 +201,9 @@ def value_and_grad(
 
     @functools.wraps(f)  # keeps the argument names in programs and layouts
     def with_grad(*args: Any) -> Any:
-        try:
-            positions = _positions(numbers, args)
-            tensors, structure, active = _flat_args(args, positions)
-            _check_floating([x for x, on in zip(tensors, active, strict=True) if on])
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        positions = _positions(numbers, args)
+        tensors, structure, active = _flat_args(args, positions)
+        _check_floating([x for x, on in zip(tensors, active, strict=True) if on])
 
         def flat(*xs: Tensor) -> Any:
             return f(*tree.tree_unflatten(structure, xs))
@@ -230,19 +227,15 @@ def value_and_grad(
 def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
     indices = tree.tree_unflatten(structure, range(len(graph.outs)))
     if has_aux and not (isinstance(indices, tuple) and len(indices) == 2):
-        raise at(ShapeError("with has_aux=True the function returns a pair (loss, aux)"), caller())
+        raise ShapeError("with has_aux=True the function returns a pair (loss, aux)")
     loss = indices[0] if has_aux else indices
     if not isinstance(loss, int) or graph.outs[loss].dims or not _floating(graph.outs[loss]):
         returned = repr(graph.outs[loss].type) if isinstance(loss, int) else f"a {type(loss).__name__}"
         way_out = "reduce it with md.mean or md.sum"
         if not isinstance(loss, int) and not has_aux:
             way_out = "if it is (loss, aux): md.value_and_grad(f, has_aux=True)"
-        raise at(
-            ShapeError(
-                f"a gradient is taken of one floating tensor without dims; the function returned {returned}\n"
-                f"  {way_out}"
-            ),
-            caller(),
+        raise ShapeError(
+            f"a gradient is taken of one floating tensor without dims; the function returned {returned}\n  {way_out}"
         )
     return loss
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..dims import Dim
-from ..errors import MeshdslError, ShapeError, TraceError, at, caller
+from ..errors import ShapeError, TraceError
 from ..ir import Cond, Graph, Op, Type, While, silent
 from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
@@ -100,7 +100,7 @@ def while_loop(
 
     test, test_captures, out = trace(lambda *carry: cond(tree.tree_unflatten(structure, carry)), specs)
     if len(test.outs) != 1:
-        raise at(ShapeError(f"the predicate of md.while_loop is one boolean, got {out}"), caller())
+        raise ShapeError(f"the predicate of md.while_loop is one boolean, got {out}")
     body_graph, body_captures, _ = trace(step, specs)
     test = test.replace(ins=(*test.ins[: len(test_captures)], *unused(body_captures), *test.ins[len(test_captures) :]))
     body_graph = body_graph.replace(ins=(*unused(test_captures), *body_graph.ins))
@@ -112,10 +112,7 @@ def while_loop(
 def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_trips: int) -> Any:
     """A scan over the trips that can be; the trips after the end pass the carry on."""
     if isinstance(max_trips, bool) or not 0 <= max_trips <= MOST_TRIPS:
-        raise at(
-            ShapeError(f"max_trips of md.while_loop is a number of trips, at most {MOST_TRIPS:,}; got {max_trips!r}"),
-            caller(),
-        )
+        raise ShapeError(f"max_trips of md.while_loop is a number of trips, at most {MOST_TRIPS:,}; got {max_trips!r}")
     first, structure = leaves_of(init)
 
     def step(carry: list[Tensor], _: None) -> Any:
@@ -186,26 +183,20 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any, frequen
     Raises `ShapeError` if the branches return different structures, dims or dtypes, and for a frequency outside 0 to 1.
     """
     if frequency is not None and not 0 <= frequency <= 1:
-        raise at(ShapeError(f"the frequency of md.cond is a fraction of runs from 0 to 1, got {frequency!r}"), caller())
+        raise ShapeError(f"the frequency of md.cond is a fraction of runs from 0 to 1, got {frequency!r}")
     ins, structure = leaves_of(tuple(xs))
     traced = [trace(lambda *a, b=b: b(*tree.tree_unflatten(structure, a)), [x.type for x in ins]) for b in (f, g)]
     (yes, held_yes, out), (no, held_no, out_no) = traced
     kinds = [[v.type for v in graph.outs] for graph in (yes, no)]
     if out != out_no or kinds[0] != kinds[1]:
-        raise at(
-            ShapeError(
-                f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}\n"
-                "  give both the same structure, dims, order and dtype, with md.broadcast, md.transpose or md.cast"
-            ),
-            caller(),
+        raise ShapeError(
+            f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}\n"
+            "  give both the same structure, dims, order and dtype, with md.broadcast, md.transpose or md.cast"
         )
     yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *unused(held_no), *yes.ins[len(held_yes) :]))
     no = no.replace(ins=(*unused(held_yes), *no.ins))
-    try:
-        control = Cond(yes, no, frequency)
-        return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=control))
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    control = Cond(yes, no, frequency)
+    return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=control))
 
 
 def switch(i: Any, fs: Sequence[Callable[..., Any]], *xs: Any) -> Any:
@@ -220,9 +211,9 @@ def switch(i: Any, fs: Sequence[Callable[..., Any]], *xs: Any) -> Any:
     """
     i = as_tensor(i)
     if not fs:
-        raise at(ShapeError("md.switch needs at least one function"), caller())
+        raise ShapeError("md.switch needs at least one function")
     if i.dims or i.dtype.kind not in "iu":
-        raise at(ShapeError(f"md.switch selects by one integer without dims, got {i.type}"), caller())
+        raise ShapeError(f"md.switch selects by one integer without dims, got {i.type}")
 
     def among(first: int, functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
         if len(functions) == 1:

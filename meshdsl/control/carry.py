@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import ShapeError, at, caller
+from ..errors import ShapeError
 from ..ir import Type, Var
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, flatten
@@ -31,13 +31,10 @@ def carried(after: Any, before: Sequence[Tensor], structure: Any, loop: str) -> 
     )
     if not same:
         more = [x.type if isinstance(x, Tensor) else x for x in after_leaves[len(leaves) :]]
-        raise at(
-            ShapeError(
-                f"the carry of {loop} changes\n"
-                f"  it goes in as {[x.type for x in before]} and comes out as {[*(x.type for x in leaves), *more]}\n"
-                "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
-            ),
-            caller(),
+        raise ShapeError(
+            f"the carry of {loop} changes\n"
+            f"  it goes in as {[x.type for x in before]} and comes out as {[*(x.type for x in leaves), *more]}\n"
+            "  keep its structure, dims and dtype the same, with md.cast or md.broadcast on the initial value"
         )
     return [transpose(x, k.dims) for x, k in zip(leaves, before, strict=True)]
 

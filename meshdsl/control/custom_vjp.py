@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dims import Dim
-from ..errors import ShapeError, TraceError, at, caller
+from ..errors import ShapeError, TraceError
 from ..ir import Call, Op, Var
 from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, flatten, trace, tree
@@ -37,12 +37,9 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
 
         def forward(*ins: Tensor, active: Any, control: Call) -> Any:
             if any(active[:n_captures]):
-                raise at(
-                    TraceError(
-                        "the function of a md.custom_vjp uses a tensor from outside that a gradient was asked for\n"
-                        "  its bwd says nothing about that tensor; pass it as an argument, or md.stop_gradient of it"
-                    ),
-                    caller(),
+                raise TraceError(
+                    "the function of a md.custom_vjp uses a tensor from outside that a gradient was asked for\n"
+                    "  its bwd says nothing about that tensor; pass it as an argument, or md.stop_gradient of it"
                 )
             result, residuals = _pair(fwd(*tree.tree_unflatten(structure, ins[n_captures:])))
             return tree.tree_leaves(result), residuals
@@ -87,7 +84,7 @@ def _pair(returned: Any) -> tuple[Any, Any]:
     """The result and the residuals that `fwd` returned."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         problem = f"fwd of a md.custom_vjp returns a pair (result, residuals); got {type(returned).__name__}"
-        raise at(ShapeError(f"{problem}\n  where bwd needs nothing: return result, None"), caller())
+        raise ShapeError(f"{problem}\n  where bwd needs nothing: return result, None")
     return returned[0], returned[1]
 
 
@@ -95,7 +92,7 @@ def _cotangents(returned: Any, args: Sequence[Any], ins: Sequence[Var]) -> list[
     """The cotangents that `bwd` returned, one for each leaf of the arguments."""
     if not isinstance(returned, tuple | list) or len(returned) != len(args):
         count = len(returned) if isinstance(returned, tuple | list) else "no tuple of"
-        raise at(ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments"), caller())
+        raise ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments")
     cts: list[Tensor | None] = []
     for arg, ct in zip(args, returned, strict=True):
         n = len(tree.tree_leaves(arg))
@@ -103,5 +100,5 @@ def _cotangents(returned: Any, args: Sequence[Any], ins: Sequence[Var]) -> list[
     for v, ct in zip(ins, cts, strict=True):
         if ct is not None and set(as_tensor(ct).dims) != set(v.dims):
             problem = f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"
-            raise at(ShapeError(problem), caller())
+            raise ShapeError(problem)
     return cts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..dims import Dim, DimLike, pick, show
-from ..errors import MeshdslError, ShapeError, at, caller
+from ..errors import ShapeError
 from ..ir import Type
 from ..ops.creation import zeros_like
 from ..params import Declared, ModelRun, running, running_model
@@ -42,10 +42,7 @@ def layers(
     Raises `ShapeError` if f changes the dims or dtype of x.
     """
     run = running_model("md.layers")
-    try:
-        dim = pick(over, [d for leaf in tree.tree_leaves(xs)[:1] for d in leaf.dims], new=True)[0]
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    dim = pick(over, [d for leaf in tree.tree_leaves(xs)[:1] for d in leaf.dims], new=True)[0]
     has_slices = xs is not None
 
     def layer_step(carry: Any, row: Any) -> Any:
@@ -91,12 +88,9 @@ def _layer_declarations(
     declared, (after, _) = declared_inside(run, dim, layer_step, x, without(dim, xs))
     after = tree.tree_leaves(after)
     if [(set(t.dims), t.dtype) for t in before] != [(set(t.dims), t.dtype) for t in after]:
-        raise at(
-            ShapeError(
-                f"a layer of md.layers changes the type of its input: {_types(before)} becomes {_types(after)}\n"
-                "  the result of one layer is the input of the next, so both must have the same dims and dtype"
-            ),
-            caller(),
+        raise ShapeError(
+            f"a layer of md.layers changes the type of its input: {_types(before)} becomes {_types(after)}\n"
+            "  the result of one layer is the input of the next, so both must have the same dims and dtype"
         )
     return declared
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dims import Dim, DimLike, Shape, find, pick
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Graph, Op, Scan, Type
 from ..ops.creation import zeros_like
 from ..ops.joining import stack, unstack
@@ -143,23 +143,16 @@ def scan(f: Callable[..., Any], carry: Any, xs: Any, over: DimLike, *, reverse: 
     first, structure = leaves_of(carry)
     rows, row_structure = leaves_of(xs)
 
-    def resolve() -> Dim:
-        if not rows and not isinstance(over, Dim):
-            return pick(over, (), new=True)[0]
-        return find(over, rows[0].dims if rows else pick(over, (), new=True))
-
-    dim = located(resolve)
+    dim = find(over, rows[0].dims) if rows else pick(over, (), new=True)[0]
     if dim.size > MOST_TRIPS:
-        raise at(
-            ShapeError(f"md.scan runs at most {MOST_TRIPS:,} times, and dim {dim.name!r} has {dim.size:,}"), caller()
-        )
-    rows = [transpose(x, [located(lambda x=x: find(dim, x.dims)), *(d for d in x.dims if d != dim)]) for x in rows]
+        raise ShapeError(f"md.scan runs at most {MOST_TRIPS:,} times, and dim {dim.name!r} has {dim.size:,}")
+    rows = [transpose(x, [find(dim, x.dims), *(d for d in x.dims if d != dim)]) for x in rows]
     n = len(first)
 
     def body(*args: Tensor) -> Any:
         result = f(tree.tree_unflatten(structure, args[:n]), tree.tree_unflatten(row_structure, args[n:]))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise at(ShapeError("the function of md.scan returns a pair (carry, y)"), caller())
+            raise ShapeError("the function of md.scan returns a pair (carry, y)")
         return carried(result[0], first, structure, "md.scan"), result[1]
 
     specs = [*(x.type for x in first), *(Type(x.dims[1:], x.dtype) for x in rows)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
 from ..ops.reductions import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
@@ -54,7 +54,7 @@ def name(x: Any, name: str) -> Tensor:
     tensor(float32[], 2.)
     """
     if not isinstance(name, str) or not name:
-        raise at(ShapeError(f"a name is a text, for example 'gate'; got {name!r}"), caller())
+        raise ShapeError(f"a name is a text, for example 'gate'; got {name!r}")
     return bind1(NAME, as_tensor(x), name=name)
 
 
@@ -156,7 +156,7 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     >>> md.grad(md.checkpoint(lambda x: md.sum(x * x)))(md.tensor([3.0], "a"))
     tensor(float32[a=1], [6.])
     """
-    chosen = located(lambda: _policy(policy))
+    chosen = _policy(policy)
 
     def wrapped(*args: Any) -> Any:
         xs, structure = leaves_of(tuple(args))
@@ -165,14 +165,11 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
         missing = [name for name in chosen if name not in defined] if isinstance(chosen, tuple) else []
         if missing:
             listing = ", ".join(sorted(defined)) or "none"
-            raise at(
-                ShapeError(
-                    f"the policy of md.checkpoint has {', '.join(map(repr, missing))}, "
-                    "but the function names no such value\n"
-                    f"  name a value with md.name(x, {missing[0]!r}), outside loops and branches\n"
-                    f"  names that its result depends on: {listing}"
-                ),
-                caller(),
+            raise ShapeError(
+                f"the policy of md.checkpoint has {', '.join(map(repr, missing))}, "
+                "but the function names no such value\n"
+                f"  name a value with md.name(x, {missing[0]!r}), outside loops and branches\n"
+                f"  names that its result depends on: {listing}"
             )
         return tree.tree_unflatten(out, bind(_CHECKPOINT, *captures, *xs, control=Call(graph), policy=chosen))
 

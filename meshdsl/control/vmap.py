@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ops.reductions import broadcast
 from ..params import current_run, running
 from ..params.stacked import declare, declared_inside, weights_of, without
@@ -36,14 +36,14 @@ def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
     predicate differs by place computes both sides. Raises `ShapeError` if no argument has the dim and its size is not
     given, and if f uses a dim of that name.
     """
-    items = located(lambda: split_items(over))
+    items = split_items(over)
     if not items:
         return f
     inner = vmap(f, items[1:]) if len(items) > 1 else f
 
     @functools.wraps(f)
     def vectorised(*args: Any) -> Any:
-        dim = located(lambda: _dim(items[0], args))
+        dim = _dim(items[0], args)
         run = current_run()
         result = batched_function(inner, dim)(*args) if run is None else _with_parameters(inner, dim, args)
         return tree.tree_map(lambda x: _with_dim(x, dim), result)

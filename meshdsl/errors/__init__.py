@@ -11,10 +11,10 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .notebook import cell_of, print_uncaught, rendered
 
@@ -31,7 +31,6 @@ __all__ = [
     "at",
     "caller",
     "is_ours",
-    "located",
     "nearest",
     "raised",
     "short",
@@ -39,9 +38,6 @@ __all__ = [
     "users_line",
     "whole",
 ]
-
-
-Result = TypeVar("Result")
 
 
 class MeshdslError(Exception):
@@ -231,14 +227,6 @@ def at(error: MeshdslError, where: Where) -> MeshdslError:
         error.where = where
         error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])
     return error
-
-
-def located(resolve: Callable[[], Result]) -> Result:
-    """Call `resolve()` and return its result; add the user's line to any `MeshdslError`."""
-    try:
-        return resolve()
-    except MeshdslError as error:
-        raise at(error, caller()) from None
 
 
 def short(value: Any) -> str:

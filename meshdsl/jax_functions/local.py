@@ -17,9 +17,8 @@ from ..control.autodiff import pullback
 from ..control.batching import batched_function
 from ..control.blockwise import run_on
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
-from ..errors import ShapeError, TraceError, at, caller
+from ..errors import ShapeError, TraceError, at
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
-from ..ops.contraction import located
 from ..ops.creation import zeros_like
 from ..ops.reductions import broadcast
 from ..ops.reshape import refill, transpose
@@ -168,24 +167,19 @@ def local(
     At compilation, raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
     """
     tensors = [as_tensor(x) for x in xs]
-    operand_dims = located(lambda: merge([x.dims for x in tensors]).values())
-    gathered = located(lambda: names(pick(whole, operand_dims)))
+    operand_dims = merge([x.dims for x in tensors]).values()
+    gathered = names(pick(whole, operand_dims))
     if split is not None or names_of(contract):
-        return located(lambda: _jax_function(f, tensors, out, gathered, (split or (), contract), unchecked, flops))
+        return _jax_function(f, tensors, out, gathered, (split or (), contract), unchecked, flops)
     if unchecked or flops is not None:
-        raise at(
-            ShapeError("unchecked= and flops= of md.local are for JAX functions: add split= or contract="), caller()
-        )
-    shape = located(lambda: pick(out, operand_dims, new=True))
+        raise ShapeError("unchecked= and flops= of md.local are for JAX functions: add split= or contract=")
+    shape = pick(out, operand_dims, new=True)
 
     @functools.wraps(f)  # so that programs print its name
     def checked(*blocks: Tensor) -> Tensor:
         y = as_tensor(f(*blocks))
         if set(names(y.dims)) != set(names(shape)):
-            raise at(
-                ShapeError(f"the function of md.local returned {show(y.dims)}, and out= asks for {show(shape)}"),
-                caller(),
-            )
+            raise ShapeError(f"the function of md.local returned {show(y.dims)}, and out= asks for {show(shape)}")
         return transpose(y, names(shape))
 
     return bind1(LOCAL, *tensors, f=checked, results=(shape,), whole=gathered, key=object(), follows=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import names, show
-from ..errors import MeshdslError, ShapeError, at, caller, located, raised
+from ..errors import MeshdslError, ShapeError, raised
 from ..ir import Fuses, Op, Type
 from ..ops.dtypes import kind
 from ..ops.elementwise import broadcast_shape
@@ -126,9 +126,9 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     array, and if no operand has all dims of the others.
     """
     if not xs:
-        raise at(ShapeError("md.map needs at least one tensor"), caller())
+        raise ShapeError("md.map needs at least one tensor")
     tensors = [as_tensor(x) for x in xs]
     if isinstance(f, np.ufunc):
-        raise at(ShapeError(f"md.map takes functions of jax.numpy: jnp.{f.__name__}, not np.{f.__name__}"), caller())
-    located(lambda: _check_elementwise(f, [x.type for x in tensors]))
+        raise ShapeError(f"md.map takes functions of jax.numpy: jnp.{f.__name__}, not np.{f.__name__}")
+    _check_elementwise(f, [x.type for x in tensors])
     return bind1(_MAP, *tensors, f=f)

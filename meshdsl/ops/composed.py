@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from ..dims import DimLike, DimsLike, find
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..trace import Tensor, as_tensor
 from .dtypes import cast, check_kind, float_for, kind
 from .elementwise import abs, equal, maximum, minimum, sqrt, square, where
@@ -25,7 +25,7 @@ def clip(x: Any, low: Any = None, high: Any = None) -> Tensor:
     Where `low` exceeds `high`, the result is `high`. Raises `ShapeError` without a limit, and for complex numbers.
     """
     if low is None and high is None:
-        raise at(ShapeError("md.clip needs a limit: low=, high= or both"), caller())
+        raise ShapeError("md.clip needs a limit: low=, high= or both")
     x = as_tensor(x) if low is None else maximum(x, low)
     return x if high is None else minimum(x, high)
 
@@ -44,10 +44,10 @@ def norm(x: Any, over: DimsLike | None = None, ord: int | float = 2) -> Tensor:
     """
     x = as_tensor(x)
     x = cast(x, float_for(x.dtype)) if kind(x.dtype) in "ib" else x
-    located(lambda: check_kind("norm", x.dtype, "f"))
+    check_kind("norm", x.dtype, "f")
     dims = over_dims(x, over)
     if ord not in (1, 2, math.inf):
-        raise at(ShapeError(f"md.norm has ord=1, 2 and float('inf'), not {ord!r}"), caller())
+        raise ShapeError(f"md.norm has ord=1, 2 and float('inf'), not {ord!r}")
     if ord == math.inf:
         return max(abs(x), dims)
     wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
@@ -60,9 +60,9 @@ def norm(x: Any, over: DimsLike | None = None, ord: int | float = 2) -> Tensor:
 
 def _triangle(x: Any, rows: DimLike, columns: DimLike, k: int, lower: bool) -> Tensor:
     x = as_tensor(x)
-    row, column = located(lambda: (find(rows, x.dims), find(columns, x.dims)))
+    row, column = find(rows, x.dims), find(columns, x.dims)
     if row == column:
-        raise at(ShapeError(f"a triangle has two dims, and both are {row.name!r}\n  md.rename one of them"), caller())
+        raise ShapeError(f"a triangle has two dims, and both are {row.name!r}\n  md.rename one of them")
     reach = builtins.max(-column.size - row.size, builtins.min(column.size + row.size, int(k)))
     line, place = broadcast(iota(row) + reach, (row, column)), iota(column)
     return where(line >= place if lower else line <= place, x, as_tensor(0, x.dtype))

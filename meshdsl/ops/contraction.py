@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Local, letters
 from ..dims import DimsLike, Shape, merge, names, pick, show
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import Tensor, bind1
 from .dtypes import as_dtype, cast, kind, promote
@@ -90,10 +90,10 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     Raises `ShapeError` if `out` contains a dim that no operand has.
     """
     if not xs:
-        raise at(ShapeError("md.einsum needs at least one tensor"), caller())
+        raise ShapeError("md.einsum needs at least one tensor")
     xs = promote(*xs)
-    shape = located(lambda: pick(out, merge(x.dims for x in xs).values(), what="output dim"))
-    dtype = located(lambda: as_dtype(dtype or xs[0].dtype))
+    shape = pick(out, merge(x.dims for x in xs).values(), what="output dim")
+    dtype = as_dtype(dtype or xs[0].dtype)
     while len(xs) > 2:
         xs = promote(*_with_one_pair_multiplied(xs, shape, dtype))
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import ByDim, Dim, DimLike, DimsLike, Shape, find, merge, name_of, pick, show, split_items
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import Tensor, bind1
 from .contraction import einsum
@@ -239,22 +239,19 @@ def conv(
     """
     x, w = promote(x, w)
 
-    def resolve() -> tuple[tuple[Window, ...], tuple[str, ...], Shape, np.dtype]:
-        roles = {d: _kernel_and_name(d, k) for d, k in by_name("conv", window, "{'height': 'kh'}").items()}
-        over = tuple(roles)
-        strides, dilations = numbers("conv", "stride", stride, over), numbers("conv", "dilation", dilation, over)
-        bases = numbers("conv", "base dilation", base_dilation, over)
-        pads, windows = pads_of("conv", padding, "same", over), []
-        for d, (k, name) in roles.items():
-            n, size = find(d, x.dims, "dim to slide over").size, find(k, w.dims, "kernel dim").size
-            windows.append(padded(Window(d, name, size, strides[d], dilations[d], bases[d]), n, pads[d]))
-        slid, kernel = tuple(windows), tuple(k for k, _ in roles.values())
-        sum_dtype = as_dtype(dtype or x.dtype)
-        shape = _named_out(x.dims, w.dims, slid, kernel, out)
-        _conv_type(x.type, w.type, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
-        return slid, kernel, shape, sum_dtype
+    roles = {d: _kernel_and_name(d, k) for d, k in by_name("conv", window, "{'height': 'kh'}").items()}
+    over = tuple(roles)
+    strides, dilations = numbers("conv", "stride", stride, over), numbers("conv", "dilation", dilation, over)
+    bases = numbers("conv", "base dilation", base_dilation, over)
+    pads, windows = pads_of("conv", padding, "same", over), []
+    for d, (k, name) in roles.items():
+        n, size = find(d, x.dims, "dim to slide over").size, find(k, w.dims, "kernel dim").size
+        windows.append(padded(Window(d, name, size, strides[d], dilations[d], bases[d]), n, pads[d]))
+    slid, kernel = tuple(windows), tuple(k for k, _ in roles.values())
+    sum_dtype = as_dtype(dtype or x.dtype)
+    shape = _named_out(x.dims, w.dims, slid, kernel, out)
+    _conv_type(x.type, w.type, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
 
-    slid, kernel, shape, sum_dtype = located(resolve)
     if not slid:
         return einsum(x, w, out=shape, dtype=sum_dtype)
     return bind1(CONV, x, w, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)

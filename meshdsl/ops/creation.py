@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..dims import DimLike, DimsLike, pick
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Fuses, Op, Type
 from ..trace import Tensor, as_tensor
 from .dtypes import as_dtype, cast, check_kind, kind
@@ -30,13 +30,9 @@ def full(dims: DimsLike, value: Any, dtype: Any = None) -> Tensor:
     `dtype` is by default that of the value. Raises `ShapeError` for a dim without a size, and for an integer that the
     dtype cannot hold.
     """
-    x = value if isinstance(value, Tensor) else as_tensor(value, None if dtype is None else located(_dtype(dtype)))
-    shape = located(lambda: pick(dims, x.dims, new=True))
+    x = value if isinstance(value, Tensor) else as_tensor(value, None if dtype is None else as_dtype(dtype))
+    shape = pick(dims, x.dims, new=True)
     return broadcast(x if dtype is None else cast(x, dtype), shape)
-
-
-def _dtype(dtype: Any) -> Any:
-    return lambda: as_dtype(dtype)
 
 
 def zeros(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
@@ -89,8 +85,8 @@ def arange(dim: DimLike, start: Any = 0, step: Any = 1, dtype: Any = None) -> Te
     """
     n, start, step = new_dim(dim), _number(start), _number(step)
     whole = all(isinstance(x, int | np.integer) or _integral(x) for x in (start, step))
-    dtype = located(lambda: as_dtype(dtype or ("int32" if whole else "float32")))
-    wide = located(lambda: _computed_in(dtype))
+    dtype = as_dtype(dtype or ("int32" if whole else "float32"))
+    wide = _computed_in(dtype)
     if whole and kind(dtype) == "i" and not isinstance(start, Tensor) and not isinstance(step, Tensor):
         _check_limits(start, start + step * max(0, n.size - 1), dtype)
         step = step % (1 << 8 * wide.itemsize) if wide.kind == "u" else step  # sums of unsigned integers wrap around
@@ -103,7 +99,7 @@ def _check_limits(first: int, last: int, dtype: np.dtype) -> None:
     limits = np.iinfo(dtype)
     if not all(limits.min <= x <= limits.max for x in (first, last)):
         problem = f"md.arange from {first} to {last} does not fit into {dtype.name}: {limits.min} to {limits.max}"
-        raise at(ShapeError(f"{problem}\n  take a wider dtype, for example dtype='int64'"), caller())
+        raise ShapeError(f"{problem}\n  take a wider dtype, for example dtype='int64'")
 
 
 def _number(x: Any) -> Any:
@@ -131,8 +127,8 @@ def linspace(dim: DimLike, start: Any, stop: Any, endpoint: bool = True, dtype: 
 
     Raises `ShapeError` for a dim without a size, and for a dtype that is not floating.
     """
-    n, dtype = new_dim(dim), located(lambda: as_dtype(dtype))
-    located(lambda: check_kind("linspace", dtype, "f"))
+    n, dtype = new_dim(dim), as_dtype(dtype)
+    check_kind("linspace", dtype, "f")
     start, stop = (as_tensor(x) for x in (start, stop))
     share = iota(n, _computed_in(dtype)) / max(1, n.size - endpoint)
     return cast((1 - share) * start + share * stop, dtype)

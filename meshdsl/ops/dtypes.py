@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, dtype_of
 
@@ -86,9 +86,9 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
     Raises `ShapeError` for a cast from complex to real numbers, and for a dtype that JAX lacks or has disabled.
     """
-    x, dtype = as_tensor(x), located(lambda: as_dtype(dtype))
+    x, dtype = as_tensor(x), as_dtype(dtype)
     if kind(x.dtype) == "c" and kind(dtype) in "fi":
-        raise at(ShapeError(f"md.cast from {x.dtype.name} to {dtype.name} would lose the imaginary part"), caller())
+        raise ShapeError(f"md.cast from {x.dtype.name} to {dtype.name} would lose the imaginary part")
     return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, find, show
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, promote
@@ -86,15 +86,12 @@ def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
     """
     x, start = as_tensor(x), as_tensor(start)
 
-    def resolve() -> Dim:
-        d = find(dim, x.dims)
-        if not 0 <= size <= d.size:
-            raise ShapeError(f"md.dynamic_slice of {size} elements from {d!r}")
-        if start.dims or start.dtype.kind not in "iu":
-            raise ShapeError(f"the start is an integer without dims, got {start.type}")
-        return d
-
-    return bind1(_DYNAMIC_SLICE, x, start, dim=located(resolve), size=int(size))
+    d = find(dim, x.dims)
+    if not 0 <= size <= d.size:
+        raise ShapeError(f"md.dynamic_slice of {size} elements from {d!r}")
+    if start.dims or start.dtype.kind not in "iu":
+        raise ShapeError(f"the start is an integer without dims, got {start.type}")
+    return bind1(_DYNAMIC_SLICE, x, start, dim=d, size=int(size))
 
 
 def _named(x: Type) -> dict[str, str | None]:
@@ -166,12 +163,9 @@ def dynamic_update_slice(x: Any, update: Any, dim: DimLike, start: Any) -> Tenso
     """
     x, update = promote(x, update)
 
-    def resolve() -> tuple[Dim, Tensor]:
-        d = find(dim, x.dims)
-        part = find(d.name, update.dims)
-        if part.size > d.size or {e for e in update.dims if e != part} != {e for e in x.dims if e != d}:
-            raise ShapeError(f"an update {show(update.dims)} does not fit into {show(x.dims)} along {d.name!r}")
-        return d, transpose(update, [part if e == d else e for e in x.dims])
-
-    d, update = located(resolve)
+    d = find(dim, x.dims)
+    part = find(d.name, update.dims)
+    if part.size > d.size or {e for e in update.dims if e != part} != {e for e in x.dims if e != d}:
+        raise ShapeError(f"an update {show(update.dims)} does not fit into {show(x.dims)} along {d.name!r}")
+    update = transpose(update, [part if e == d else e for e in x.dims])
     return bind1(_DYNAMIC_UPDATE, x, update, as_tensor(start), dim=d)

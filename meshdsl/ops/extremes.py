@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..dims import DimLike, find
-from ..errors import located
 from ..trace import Tensor, as_tensor
 from .dtypes import kind
 from .elementwise import stop_gradient, where
@@ -39,7 +38,7 @@ def argmin(x: Any, over: DimLike) -> Tensor:
 
 def _arg(extreme: Any, x: Any, over: DimLike) -> Tensor:
     x = stop_gradient(as_tensor(x))
-    dim = located(lambda: find(over, x.dims))
+    dim = find(over, x.dims)
     is_extreme = x == extreme(x, dim)
     if kind(x.dtype) == "f":
         is_extreme = is_extreme | (x != x)  # NaN

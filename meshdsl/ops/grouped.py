@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, names, show
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Labels, Op, Product, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, kind, promote
@@ -200,29 +200,24 @@ def grouped_dot(x: Any, w: Any, i: Any, *, by: DimLike, over: DimLike, dtype: An
     x, w = promote(as_tensor(x), as_tensor(w))
     i = as_tensor(i)
 
-    def resolve() -> tuple[Dim, Dim]:
-        matrices, contracted = find(by, w.dims, "dim of w to select by"), find(over, w.dims, "dim of w to sum over")
-        find(contracted, x.dims, "dim of x to sum over")
-        if kind(x.dtype) != "f":
-            raise ShapeError(f"md.grouped_dot multiplies floats, got {x.dtype.name}; use md.cast(x, 'float32')")
-        if i.dtype.kind not in "iu":
-            raise ShapeError(f"md.grouped_dot needs integer indices, got {i.type}; use md.cast(i, 'int32')")
-        if len(w.dims) != 3 or matrices == contracted:
-            raise ShapeError(
-                f"md.grouped_dot: w {show(w.dims)} needs three dims: {matrices!r}, {contracted!r}, another"
-            )
-        new, own = _new(w.dims, (), matrices, contracted), names(i.dims)
-        strange = [d for d in x.dims if d != contracted and d not in i.dims]
-        if strange:
-            raise ShapeError(
-                f"md.grouped_dot: x {show(x.dims)} has {show(strange)}, which i {show(i.dims)} lacks\n"
-                "  each vector of x needs an index; repeat the indices with md.broadcast"
-            )
-        if clash := [d for d in (matrices, contracted, new) if d.name in own] or [d for d in (new,) if d in x.dims]:
-            raise ShapeError(f"md.grouped_dot: {show(clash)} of w is also a dim of x or i; use md.rename")
-        return matrices, contracted
+    matrices, contracted = find(by, w.dims, "dim of w to select by"), find(over, w.dims, "dim of w to sum over")
+    find(contracted, x.dims, "dim of x to sum over")
+    if kind(x.dtype) != "f":
+        raise ShapeError(f"md.grouped_dot multiplies floats, got {x.dtype.name}; use md.cast(x, 'float32')")
+    if i.dtype.kind not in "iu":
+        raise ShapeError(f"md.grouped_dot needs integer indices, got {i.type}; use md.cast(i, 'int32')")
+    if len(w.dims) != 3 or matrices == contracted:
+        raise ShapeError(f"md.grouped_dot: w {show(w.dims)} needs three dims: {matrices!r}, {contracted!r}, another")
+    new, own = _new(w.dims, (), matrices, contracted), names(i.dims)
+    strange = [d for d in x.dims if d != contracted and d not in i.dims]
+    if strange:
+        raise ShapeError(
+            f"md.grouped_dot: x {show(x.dims)} has {show(strange)}, which i {show(i.dims)} lacks\n"
+            "  each vector of x needs an index; repeat the indices with md.broadcast"
+        )
+    if clash := [d for d in (matrices, contracted, new) if d.name in own] or [d for d in (new,) if d in x.dims]:
+        raise ShapeError(f"md.grouped_dot: {show(clash)} of w is also a dim of x or i; use md.rename")
 
-    matrices, contracted = located(resolve)
     return bind1(
         GROUPED_DOT,
         x,
@@ -230,5 +225,5 @@ def grouped_dot(x: Any, w: Any, i: Any, *, by: DimLike, over: DimLike, dtype: An
         _int32(i, matrices),
         by=matrices,
         over=contracted,
-        dtype=located(lambda: as_dtype(dtype or x.dtype)),
+        dtype=as_dtype(dtype or x.dtype),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, check_kind
@@ -32,7 +32,7 @@ IOTA = Op(
 
 
 def new_dim(dim: DimLike | str) -> Dim:
-    return located(lambda: find_one(pick(dim, (), new=True)))
+    return find_one(pick(dim, (), new=True))
 
 
 def find_one(shape: Shape) -> Dim:
@@ -53,16 +53,13 @@ def iota(dim: DimLike, dtype: Any = "int32") -> Tensor:
     """
     n = new_dim(dim)
 
-    def counting() -> np.dtype:
-        kind = as_dtype(dtype)
-        if kind.kind in "iu" and n.size - 1 > np.iinfo(kind).max:
-            raise ShapeError(
-                f"md.iota of {n!r} does not fit into {kind.name}, which ends at {np.iinfo(kind).max}\n"
-                "  take a wider integer, for example md.iota(dim, 'int32')"
-            )
-        return kind
-
-    return bind1(IOTA, dim=n, dtype=located(counting))
+    kind = as_dtype(dtype)
+    if kind.kind in "iu" and n.size - 1 > np.iinfo(kind).max:
+        raise ShapeError(
+            f"md.iota of {n!r} does not fit into {kind.name}, which ends at {np.iinfo(kind).max}\n"
+            "  take a wider integer, for example md.iota(dim, 'int32')"
+        )
+    return bind1(IOTA, dim=n, dtype=kind)
 
 
 def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
@@ -77,7 +74,7 @@ def one_hot(i: Any, dim: DimLike, dtype: Any = "float32") -> Tensor:
     """
     i, dim = as_tensor(i), new_dim(dim)
     if i.dtype.kind not in "iub":
-        raise at(ShapeError(f"md.one_hot needs integer indices, got {i.type}; use md.cast(i, 'int32')"), caller())
+        raise ShapeError(f"md.one_hot needs integer indices, got {i.type}; use md.cast(i, 'int32')")
     i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer's range
     return cast(broadcast(i, (*i.dims, dim)) == cast(iota(dim), i.dtype), dtype)
 
@@ -171,7 +168,7 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
     Raises `ShapeError` for a dim that x lacks, and for indices that are not integers.
     """
     x, i = as_tensor(x), as_tensor(i)
-    return bind1(TAKE, x, i, over=located(lambda: find(over, x.dims)))
+    return bind1(TAKE, x, i, over=find(over, x.dims))
 
 
 def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
@@ -239,9 +236,9 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
     Raises `ShapeError` for a dim that x lacks, and for updates with a dim that neither x nor the indices have.
     """
     x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
-    dim = located(lambda: find(over, x.dims))
+    dim = find(over, x.dims)
     rest = _other_dims(x, dim)
-    located(lambda: _check_put(x.type, i.type, updates.type, rest))
+    _check_put(x.type, i.type, updates.type, rest)
     needed = dict.fromkeys((*i.dims, *rest))
     missing = [d for d in needed if d not in updates.dims]
     updates = broadcast(updates, (*missing, *updates.dims)) if missing else updates

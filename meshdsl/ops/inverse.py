@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Labels, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .indexing import flat_index
@@ -84,22 +84,19 @@ def inverse_index(*indices: Any, over: DimLike, into: Sequence[DimLike] | DimLik
     """
     tensors = [as_tensor(i) for i in indices]
 
-    def resolve() -> tuple[Dim, Shape]:
-        if not tensors or any(i.dtype != np.dtype(np.int32) or set(i.dims) != set(tensors[0].dims) for i in tensors):
-            shown = ", ".join(str(i.type) for i in tensors) or "none"
-            raise ShapeError(
-                f"md.inverse_index takes int32 tensors with the same dims, got {shown}\n"
-                "  use md.cast(i, 'int32') and md.broadcast"
-            )
-        slots = pick(into, (), new=True)
-        clash = [d for d in slots if d.name in {own.name for own in tensors[0].dims}]
-        if clash or not slots:
-            raise ShapeError(
-                f"md.inverse_index: into={show(slots)} needs dims that the indices {tensors[0].type} lack\n"
-                "  give new names and sizes, for example 'expert:8 slot:4'"
-            )
-        return find(over, tensors[0].dims), slots
-
-    dim, slots = located(resolve)
+    if not tensors or any(i.dtype != np.dtype(np.int32) or set(i.dims) != set(tensors[0].dims) for i in tensors):
+        shown = ", ".join(str(i.type) for i in tensors) or "none"
+        raise ShapeError(
+            f"md.inverse_index takes int32 tensors with the same dims, got {shown}\n"
+            "  use md.cast(i, 'int32') and md.broadcast"
+        )
+    slots = pick(into, (), new=True)
+    clash = [d for d in slots if d.name in {own.name for own in tensors[0].dims}]
+    if clash or not slots:
+        raise ShapeError(
+            f"md.inverse_index: into={show(slots)} needs dims that the indices {tensors[0].type} lack\n"
+            "  give new names and sizes, for example 'expert:8 slot:4'"
+        )
+    dim = find(over, tensors[0].dims)
     order = tensors[0].dims
     return bind1(INVERSE, *(transpose(i, order) for i in tensors), over=dim, into=slots)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, find, name_of, of_size, show
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import promote
@@ -23,7 +23,7 @@ from .slicing import pad, slice
 
 def _promoted(name: str, xs: Sequence[Any]) -> tuple[Tensor, ...]:
     if not xs:
-        raise at(ShapeError(f"md.{name} needs at least one tensor"), caller())
+        raise ShapeError(f"md.{name} needs at least one tensor")
     return promote(*xs)
 
 
@@ -47,17 +47,14 @@ def concat(xs: Sequence[Any], over: DimLike) -> Tensor:
     Raises `ShapeError` for an empty list, and for tensors whose other dims differ.
     """
     xs = _promoted("concat", xs)
-    name = located(lambda: name_of(over))
+    name = name_of(over)
 
-    def resolve() -> list[Tensor]:
-        for x in xs:
-            find(name, x.dims)
-            _check_same("concat", xs[0], x, name)
-        _check_size(over, [find(name, x.dims).size for x in xs])
-        parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
-        return parts
+    for x in xs:
+        find(name, x.dims)
+        _check_same("concat", xs[0], x, name)
+    _check_size(over, [find(name, x.dims).size for x in xs])
+    parts = [transpose(x, [name if d.name == name else d for d in xs[0].dims]) for x in xs]
 
-    parts = located(resolve)
     return bind1(_CONCAT, *parts, name=name)
 
 
@@ -136,14 +133,10 @@ def stack(xs: Sequence[Any], dim: DimLike) -> Tensor:
     """
     xs = _promoted("stack", xs)
 
-    def resolve() -> tuple[Dim, list[Tensor]]:
-        for x in xs:
-            _check_same("stack", xs[0], x)
-        return of_size(dim, len(xs), f"md.stack of {len(xs)} tensors makes a dim of that size"), [
-            transpose(x, xs[0].dims) for x in xs
-        ]
-
-    new, parts = located(resolve)
+    for x in xs:
+        _check_same("stack", xs[0], x)
+    new = of_size(dim, len(xs), f"md.stack of {len(xs)} tensors makes a dim of that size")
+    parts = [transpose(x, xs[0].dims) for x in xs]
     return bind1(STACK, *parts, dim=new)
 
 
@@ -181,5 +174,5 @@ def unstack(x: Any, dim: DimLike) -> list[Tensor]:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    d = located(lambda: find(dim, x.dims))
+    d = find(dim, x.dims)
     return [bind1(INDEX, x, dim=d, at=i) for i in range(d.size)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, find
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Fuses, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
 from .dtypes import cast, check_ordered
@@ -46,7 +46,7 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     """
     x = as_tensor(x)
     x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
-    dim = located(lambda: find(over, x.dims))
+    dim = find(over, x.dims)
     total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
     return shift(total, dim, -1 if reverse else 1) if exclusive else total
 
@@ -92,7 +92,7 @@ def top_k(x: Any, over: DimLike, k: DimLike) -> tuple[Tensor, Tensor]:
     Raises `ShapeError` for a dim that x lacks, for a k larger than the dim, and for complex numbers.
     """
     x = as_tensor(x)
-    dim = located(lambda: find(over, x.dims))
+    dim = find(over, x.dims)
     values, index = bind(TOP_K, x, over=dim, k=new_dim(k))
     return values, index
 
@@ -147,5 +147,5 @@ def sort(x: Any, over: DimLike) -> Tensor:
 
 def _ascending(x: Any, over: DimLike) -> tuple[Tensor, Tensor]:
     x = as_tensor(x)
-    values, index = bind(SORT, x, over=located(lambda: find(over, x.dims)))
+    values, index = bind(SORT, x, over=find(over, x.dims))
     return values, index

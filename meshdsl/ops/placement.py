@@ -14,7 +14,6 @@ from ..dims import ByDim, DimLike, find, show
 from ..errors import InternalError, LayoutError
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
-from .contraction import located
 
 PREFER = Op(
     "prefer",
@@ -36,7 +35,7 @@ def prefer(x: Any, *dims: DimLike) -> Tensor:
     (group=1, expert=1)
     """
     x = as_tensor(x)
-    chosen = located(lambda: tuple(find(d, x.dims).name for d in dims))
+    chosen = tuple(find(d, x.dims).name for d in dims)
     return bind1(PREFER, x, names=chosen)
 
 
@@ -66,22 +65,19 @@ def shard(x: Any, split: ByDim[str | Iterable[str]]) -> Tensor:
     """
     x = as_tensor(x)
 
-    def resolve() -> tuple[tuple[str, tuple[str, ...]], ...]:
-        pairs = tuple(
-            (find(d, x.dims).name, tuple(re.split(r"[\s,+]+", axes)) if isinstance(axes, str) else tuple(axes))
-            for d, axes in split.items()
+    pairs = tuple(
+        (find(d, x.dims).name, tuple(re.split(r"[\s,+]+", axes)) if isinstance(axes, str) else tuple(axes))
+        for d, axes in split.items()
+    )
+    used = [axis for _, axes in pairs for axis in axes]
+    if twice := [axis for axis in used if used.count(axis) > 1]:
+        requested = " ".join(f"{name}:{','.join(axes)}" for name, axes in pairs)
+        raise LayoutError(
+            f"md.shard uses the axis {twice[0]!r} twice in one tensor\n"
+            f"  the requested split is {requested} of {show(x.dims)}, and a tensor can use an axis once\n"
+            "  remove one of them, or use another axis"
         )
-        used = [axis for _, axes in pairs for axis in axes]
-        if twice := [axis for axis in used if used.count(axis) > 1]:
-            requested = " ".join(f"{name}:{','.join(axes)}" for name, axes in pairs)
-            raise LayoutError(
-                f"md.shard uses the axis {twice[0]!r} twice in one tensor\n"
-                f"  the requested split is {requested} of {show(x.dims)}, and a tensor can use an axis once\n"
-                "  remove one of them, or use another axis"
-            )
-        return pairs
-
-    return bind1(SHARD, x, split=located(resolve))
+    return bind1(SHARD, x, split=pairs)
 
 
 def replicate(x: Any) -> Tensor:

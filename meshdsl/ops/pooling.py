@@ -17,7 +17,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import ByDim, Dim, Shape, find, show
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, tensor
 from .dtypes import cast, kind
@@ -190,12 +190,9 @@ def max_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     """
     x = as_tensor(x)
 
-    def resolve() -> tuple[Window, ...]:
-        if kind(x.dtype) not in "fi":
-            raise ShapeError(f"md.max_pool needs numbers that have an order, got {x.dtype.name}")
-        return _pool_windows("max_pool", x, window, stride, padding)
-
-    windows = located(resolve)
+    if kind(x.dtype) not in "fi":
+        raise ShapeError(f"md.max_pool needs numbers that have an order, got {x.dtype.name}")
+    windows = _pool_windows("max_pool", x, window, stride, padding)
     return bind1(MAX_POOL, x, window=windows) if windows else x
 
 
@@ -203,7 +200,7 @@ def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
     x = as_tensor(x)
     x = cast(x, "int32") if kind(x.dtype) == "b" else x
-    windows = located(lambda: _pool_windows("sum_pool", x, window, stride, padding))
+    windows = _pool_windows("sum_pool", x, window, stride, padding)
     return bind1(SUM_POOL, x, window=windows) if windows else x
 
 
@@ -219,7 +216,7 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     The result of a window that contains only padding is NaN.
     """
     x = as_tensor(x)
-    windows = located(lambda: _pool_windows("avg_pool", x, window, stride, padding))
+    windows = _pool_windows("avg_pool", x, window, stride, padding)
     total = sum_pool(x, window, stride, padding)
     counts = [(Dim(v.out_dim, v.out_size(d.size)), _real_counts(v, d.size)) for v, d in pairs(windows, x.dims)]
     same = math.prod(int(n[0]) for _, n in counts if len(n) and (n == n[0]).all())

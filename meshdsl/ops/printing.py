@@ -17,7 +17,7 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import show
-from ..errors import ShapeError, at, caller
+from ..errors import ShapeError, caller
 from ..ir import Op, Type
 from ..layouts import Sharding
 from ..trace import Tensor, as_tensor, bind
@@ -131,7 +131,7 @@ def print(x: Any, label: str = "") -> Tensor:
     Raises `ShapeError` for a label that is no text.
     """
     if not isinstance(label, str):
-        raise at(ShapeError(f"the label of md.print is a text; got {label!r}"), caller())
+        raise ShapeError(f"the label of md.print is a text; got {label!r}")
     x = as_tensor(x)
     where = caller()
     return bind(PRINT, x, label=label or f"{where.file}:{where.line}", site=object())[0]

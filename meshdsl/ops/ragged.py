@@ -12,7 +12,6 @@ from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
-from .contraction import located
 
 
 def _ragged_type(x: Type, counts: Type, *, dim: Dim, share: float) -> Type:
@@ -59,9 +58,6 @@ def ragged(x: Any, counts: Any, dim: DimLike, share: float = 1.0) -> Tensor:
     """
     x, counts = as_tensor(x), as_tensor(counts)
 
-    def resolve() -> Dim:
-        if not 0 <= share <= 1:
-            raise ShapeError(f"the share of a tensor that is filled is from 0 to 1, got {share}")
-        return find(dim, x.dims)
-
-    return bind1(RAGGED, x, counts, dim=located(resolve), share=float(share))
+    if not 0 <= share <= 1:
+        raise ShapeError(f"the share of a tensor that is filled is from 0 to 1, got {share}")
+    return bind1(RAGGED, x, counts, dim=find(dim, x.dims), share=float(share))

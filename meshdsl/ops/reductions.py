@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backend import Local
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_ordered, kind
@@ -22,7 +22,7 @@ from .elementwise import logical_not, square, where
 
 def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
     """The dims that a reduction removes: all dims of x if `over` is None."""
-    return located(lambda: x.dims if over is None else pick(over, x.dims))
+    return x.dims if over is None else pick(over, x.dims)
 
 
 def _reduced(x: Type, over: Shape) -> Shape:
@@ -96,7 +96,7 @@ PROD = _reduction("prod", "prod", _prod_vjp, mask=1, blocked=lambda x, *, over: 
 
 def _check_nonempty(name: str, x: Tensor, over: Shape) -> None:
     if builtins.any(d.size == 0 for d in over):
-        raise at(ShapeError(f"md.{name} of no elements: {show(over)} of {x.type} has size 0"), caller())
+        raise ShapeError(f"md.{name} of no elements: {show(over)} of {x.type} has size 0")
 
 
 def sum(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -249,7 +249,7 @@ def broadcast(x: Any, dims: DimsLike) -> Tensor:
     Raises `ShapeError` if `dims` lacks a dim of x.
     """
     x = as_tensor(x)
-    shape = located(lambda: pick(dims, x.dims, new=True))
+    shape = pick(dims, x.dims, new=True)
     return x if shape == x.dims else bind1(BROADCAST, x, shape=shape)
 
 

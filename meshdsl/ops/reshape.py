@@ -13,7 +13,7 @@ from typing import Any
 
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show
-from ..errors import ShapeError, located
+from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
@@ -81,13 +81,10 @@ def rename(x: Any, **new: DimLike) -> Tensor:
     """
     x = as_tensor(x)
 
-    def resolve() -> Shape:
-        old = {find(name, x.dims): to for name, to in new.items()}
-        rule = "md.rename cannot change the size of {!r}: use md.slice or md.pad"
-        renamed = [of_size(old[d], d.size, rule.format(d)) if d in old else d for d in x.dims]
-        return check_shape(renamed, "a renamed tensor")
-
-    shape = located(resolve)
+    old = {find(name, x.dims): to for name, to in new.items()}
+    rule = "md.rename cannot change the size of {!r}: use md.slice or md.pad"
+    renamed = [of_size(old[d], d.size, rule.format(d)) if d in old else d for d in x.dims]
+    shape = check_shape(renamed, "a renamed tensor")
     return x if shape == x.dims else bind1(RENAME, x, shape=shape)
 
 
@@ -115,13 +112,10 @@ def transpose(x: Any, dims: DimsLike) -> Tensor:
     """
     x = as_tensor(x)
 
-    def resolve() -> Shape:
-        shape = pick(dims, x.dims)
-        if set(shape) != set(x.dims):
-            raise ShapeError(f"md.transpose names every dim once: {show(shape)} of {show(x.dims)}")
-        return shape
+    shape = pick(dims, x.dims)
+    if set(shape) != set(x.dims):
+        raise ShapeError(f"md.transpose names every dim once: {show(shape)} of {show(x.dims)}")
 
-    shape = located(resolve)
     return x if shape == x.dims else bind1(TRANSPOSE, x, shape=shape)
 
 
@@ -204,7 +198,7 @@ def reshape(x: Any, dims: DimsLike) -> Tensor:
     """
     x = as_tensor(x)
     sized = not isinstance(dims, str) or ":" in dims
-    shape = located(lambda: pick(dims, (), new=True) if sized else pick(dims, x.dims))
+    shape = pick(dims, (), new=True) if sized else pick(dims, x.dims)
     return x if shape == x.dims else bind1(RESHAPE, x, shape=shape)
 
 
@@ -219,15 +213,12 @@ def flatten(x: Any, dims: DimsLike, into: DimLike) -> Tensor:
     """
     x = as_tensor(x)
 
-    def resolve() -> tuple[Shape, Shape]:
-        merged = pick(dims, x.dims)
-        size = math.prod(d.size for d in merged)
-        new = pick(Dim(into, size) if isinstance(into, str) and ":" not in into else into, (), new=True)
-        rest = [d for d in x.dims if d not in merged]
-        position = sum(d not in merged for d in x.dims[: x.dims.index(merged[0])]) if merged else 0
-        return (*rest[:position], *merged, *rest[position:]), (*rest[:position], *new, *rest[position:])
-
-    order, shape = located(resolve)
+    merged = pick(dims, x.dims)
+    size = math.prod(d.size for d in merged)
+    new = pick(Dim(into, size) if isinstance(into, str) and ":" not in into else into, (), new=True)
+    rest = [d for d in x.dims if d not in merged]
+    position = sum(d not in merged for d in x.dims[: x.dims.index(merged[0])]) if merged else 0
+    order, shape = (*rest[:position], *merged, *rest[position:]), (*rest[:position], *new, *rest[position:])
     return reshape(transpose(x, order), shape)
 
 
@@ -243,14 +234,11 @@ def unflatten(x: Any, dim: DimLike, into: DimsLike) -> Tensor:
     """
     x = as_tensor(x)
 
-    def resolve() -> Shape:
-        old, new = find(dim, x.dims), pick(into, (), new=True)
-        if math.prod(d.size for d in new) != old.size:
-            raise ShapeError(f"md.unflatten keeps the number of elements: {old!r} into {show(new)}")
-        position = x.dims.index(old)
-        return (*x.dims[:position], *new, *x.dims[position + 1 :])
-
-    return reshape(x, located(resolve))
+    old, new = find(dim, x.dims), pick(into, (), new=True)
+    if math.prod(d.size for d in new) != old.size:
+        raise ShapeError(f"md.unflatten keeps the number of elements: {old!r} into {show(new)}")
+    position = x.dims.index(old)
+    return reshape(x, (*x.dims[:position], *new, *x.dims[position + 1 :]))
 
 
 def squeeze(x: Any, dims: DimsLike) -> Tensor:
@@ -264,14 +252,11 @@ def squeeze(x: Any, dims: DimsLike) -> Tensor:
     """
     x = as_tensor(x)
 
-    def resolve() -> Shape:
-        removed = pick(dims, x.dims)
-        longer = [d for d in removed if d.size != 1]
-        if longer:
-            raise ShapeError(
-                f"md.squeeze removes dims of size 1, not {show(longer)}\n"
-                "  reduce it, for example with md.sum, or take one of its slices with md.unstack"
-            )
-        return tuple(d for d in x.dims if d not in removed)
-
-    return reshape(x, located(resolve))
+    removed = pick(dims, x.dims)
+    longer = [d for d in removed if d.size != 1]
+    if longer:
+        raise ShapeError(
+            f"md.squeeze removes dims of size 1, not {show(longer)}\n"
+            "  reduce it, for example with md.sum, or take one of its slices with md.unstack"
+        )
+    return reshape(x, tuple(d for d in x.dims if d not in removed))

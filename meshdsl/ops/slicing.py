@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, DimLike, find
-from ..errors import ShapeError, located, whole
+from ..errors import ShapeError, whole
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece
@@ -85,18 +85,14 @@ def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tenso
     """
     x = as_tensor(x)
 
-    def resolve() -> tuple[Dim, int, int, int]:
-        d = find(dim, x.dims)
-        first, count, step = whole("start", start), whole("size", size), whole("stride", stride)
-        last = first + (count - 1) * step
-        if first < 0 or count < 0 or step < 1 or (count and last >= d.size):
-            raise ShapeError(
-                f"md.slice of {d!r} from {start}, size {size}, stride {stride} reaches outside; "
-                f"it needs 0 <= start and start + (size - 1) * stride < {d.size}"
-            )
-        return d, first, count, step
-
-    d, start, size, stride = located(resolve)
+    d = find(dim, x.dims)
+    start, size, stride = whole("start", start), whole("size", size), whole("stride", stride)
+    last = start + (size - 1) * stride
+    if start < 0 or size < 0 or stride < 1 or (size and last >= d.size):
+        raise ShapeError(
+            f"md.slice of {d!r} from {start}, size {size}, stride {stride} reaches outside; "
+            f"it needs 0 <= start and start + (size - 1) * stride < {d.size}"
+        )
     return bind1(SLICE, x, dim=d, start=start, size=size, stride=stride)
 
 
@@ -144,13 +140,10 @@ def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int
     x = as_tensor(x)
     fill = checked_number(value, x.dtype)
 
-    def resolve() -> Dim:
-        d = find(dim, x.dims)
-        if d.size + max(d.size - 1, 0) * inner + min(low, 0) + min(high, 0) < 0 or inner < 0:
-            raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
-        return d
-
-    return bind1(_PAD, x, dim=located(resolve), low=int(low), high=int(high), inner=int(inner), value=fill)
+    d = find(dim, x.dims)
+    if d.size + max(d.size - 1, 0) * inner + min(low, 0) + min(high, 0) < 0 or inner < 0:
+        raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
+    return bind1(_PAD, x, dim=d, low=int(low), high=int(high), inner=int(inner), value=fill)
 
 
 _REVERSE = along(
@@ -172,7 +165,7 @@ def reverse(x: Any, dim: DimLike) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    return bind1(_REVERSE, x, dim=located(lambda: find(dim, x.dims)))
+    return bind1(_REVERSE, x, dim=find(dim, x.dims))
 
 
 _ROLL = along(
@@ -199,7 +192,7 @@ def roll(x: Any, dim: DimLike, by: int) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    return bind1(_ROLL, x, dim=located(lambda: find(dim, x.dims)), by=located(lambda: whole("by", by)))
+    return bind1(_ROLL, x, dim=find(dim, x.dims), by=whole("by", by))
 
 
 def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
@@ -214,8 +207,8 @@ def shift(x: Any, dim: DimLike, by: int, fill: Any = 0) -> Tensor:
     Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
-    d = located(lambda: find(dim, x.dims))
-    by = max(-d.size, min(d.size, located(lambda: whole("by", by))))
+    d = find(dim, x.dims)
+    by = max(-d.size, min(d.size, whole("by", by)))
     return pad(x, d, by, -by, fill)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..dims import DimsLike, Shape, size_of
-from ..errors import ShapeError, at, caller, located
+from ..errors import ShapeError
 from ..ir import Call, Op
 from ..trace import Tensor, as_tensor, bind, trace
 from .dtypes import as_dtype, cast, kind
@@ -42,7 +42,7 @@ def softmax(x: Any, over: DimsLike, dtype: Any = None) -> Tensor:
     """
     x = _floating("softmax", x)
     gone = over_dims(x, over)
-    to = located(lambda: as_dtype(dtype or x.dtype))
+    to = as_dtype(dtype or x.dtype)
     graph, _, _ = trace(lambda x: cast(_quotient(x, gone), to), [x.type])
     return bind(_SOFTMAX, x, over=gone, control=Call(graph))[0]
 
@@ -50,7 +50,7 @@ def softmax(x: Any, over: DimsLike, dtype: Any = None) -> Tensor:
 def _floating(name: str, x: Any) -> Tensor:
     x = as_tensor(x)
     if kind(x.dtype) != "f":
-        raise at(ShapeError(f"md.{name} needs floats, got {x.type}; use md.cast(x, 'float32')"), caller())
+        raise ShapeError(f"md.{name} needs floats, got {x.type}; use md.cast(x, 'float32')")
     return x
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..dims import DimsLike, Shape, pick, show, size_of
-from ..errors import MeshdslError, ShapeError, at, caller
+from ..errors import MeshdslError, ShapeError
 from ..ops import random
 from ..ops.dtypes import cast
 from ..ops.reductions import broadcast
@@ -64,7 +64,7 @@ def ones() -> Init:
 
 def _check_std(std: float) -> None:
     if isinstance(std, int | float) and not std >= 0:
-        raise at(ShapeError(f"a standard deviation is at least 0, got {std}"), caller())
+        raise ShapeError(f"a standard deviation is at least 0, got {std}")
 
 
 def normal(std: float = 1.0, mean: float = 0.0) -> Init:
@@ -115,7 +115,7 @@ def uniform(low: float = -1.0, high: float = 1.0) -> Init:
     """
 
     if low > high:
-        raise at(ShapeError(f"md.init.uniform draws from low to high; got low={low} and high={high}"), caller())
+        raise ShapeError(f"md.init.uniform draws from low to high; got low={low} and high={high}")
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
         return cast(random.uniform(key, dims, low, high, dtype=_drawn(dtype)), dtype)
@@ -143,14 +143,11 @@ def variance_scaling(
         "truncated_normal": lambda std: truncated_normal(std / 0.87962566103423978),
     }
     if distribution not in kinds:
-        raise at(ShapeError(f"unknown distribution {distribution!r}; known: {', '.join(kinds)}"), caller())
+        raise ShapeError(f"unknown distribution {distribution!r}; known: {', '.join(kinds)}")
     if not fan_in and not fan_out:
-        raise at(
-            ShapeError(
-                "a fan-scaled init needs fan_in= or fan_out=\n"
-                "  name the dims that the product contracts, for example md.init.he(fan_in='io')"
-            ),
-            caller(),
+        raise ShapeError(
+            "a fan-scaled init needs fan_in= or fan_out=\n"
+            "  name the dims that the product contracts, for example md.init.he(fan_in='io')"
         )
 
     def draw(key: Tensor, dims: Shape, dtype: Any) -> Tensor:
@@ -159,7 +156,7 @@ def variance_scaling(
                 return size_of(pick(names, dims, what="fan dim"))
             except MeshdslError as error:
                 error.args = (f"{error.args[0]}\n  the parameter has the dims {show(dims)}",)
-                raise at(error, caller()) from None
+                raise error from None
 
         fans = [fan(names) for names in (fan_in, fan_out) if names]
         return kinds[distribution](math.sqrt(scale * len(fans) / builtins.max(1, builtins.sum(fans))))(key, dims, dtype)

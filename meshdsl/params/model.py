@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, at, caller, located, nearest
+from ..errors import ShapeError, at, nearest
 from ..errors.markup import page_part
 from ..ir import Type
 from ..ops import random
@@ -52,7 +52,7 @@ class Model:
         norms that need more bits cast what they read to float32, or are outside the model. Layers of `md.nn` have
         `precision=` for that.
         """
-        return Model(self.function, located(lambda: as_dtype(dtype)))
+        return Model(self.function, as_dtype(dtype))
 
     def _apply(self, *inputs: Any, **kwargs: Any) -> Any:
         dtype = self.compute
@@ -128,12 +128,9 @@ class Model:
         Raises `ShapeError` listing all parameters that are missing, unknown or of another type.
         """
         if not isinstance(params, Mapping):
-            raise at(
-                ShapeError(
-                    f"the first argument of a model must be a dict of parameters, got {type(params).__name__}\n"
-                    "  params = model.init(key, *inputs); then model(params, *inputs)"
-                ),
-                caller(),
+            raise ShapeError(
+                f"the first argument of a model must be a dict of parameters, got {type(params).__name__}\n"
+                "  params = model.init(key, *inputs); then model(params, *inputs)"
             )
         with running(ModelRun(params, compute=self.compute)) as run:
             result = self._apply(*inputs, **kwargs)
@@ -145,12 +142,9 @@ class Model:
         ]
         if problems:
             listed = "\n".join(f"  {problem}" for problem in problems)
-            raise at(
-                ShapeError(
-                    f"the parameters do not match the model {self.__name__}\n{listed}\n"
-                    "  model.specs(*inputs) lists its parameters; model.init(key, *inputs) creates them"
-                ),
-                caller(),
+            raise ShapeError(
+                f"the parameters do not match the model {self.__name__}\n{listed}\n"
+                "  model.specs(*inputs) lists its parameters; model.init(key, *inputs) creates them"
             )
         return result
 

@@ -134,20 +134,17 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
     run = running_model(f"md.param({name!r})")
     _check_name(name, "parameter")
     path = "/".join((*run.path, name))
-    try:
-        shape = pick(dims, (), new=True)
-        if init is not None and init is getattr(initializers, getattr(init, "__name__", ""), None):
-            made = f"md.init.{init.__name__}"
-            raise ShapeError(f"init={made} makes an initialiser and is none itself\n  call it: init={made}(...)")
-        full_type = Type((*run.stacked, *shape), dtype_of(dtype))
-        if path in run.declared:
-            raise ShapeError(
-                f"the parameter {path!r} is created twice\n"
-                f"  the first is at {run.declared[path].where}\n"
-                "  to share it, create it once and use the tensor twice; for two parameters, put one in an md.scope"
-            )
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    shape = pick(dims, (), new=True)
+    if init is not None and init is getattr(initializers, getattr(init, "__name__", ""), None):
+        made = f"md.init.{init.__name__}"
+        raise ShapeError(f"init={made} makes an initialiser and is none itself\n  call it: init={made}(...)")
+    full_type = Type((*run.stacked, *shape), dtype_of(dtype))
+    if path in run.declared:
+        raise ShapeError(
+            f"the parameter {path!r} is created twice\n"
+            f"  the first is at {run.declared[path].where}\n"
+            "  to share it, create it once and use the tensor twice; for two parameters, put one in an md.scope"
+        )
     run.declared[path] = Declared(full_type.dims, full_type.dtype, init or initializers.normal(0.02), caller())
     if path in run.slices:
         value = run.slices[path]

@@ -12,7 +12,7 @@ from ..compile import Compiled, compile
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
-from ..errors import LayoutError, MeshdslError, ShapeError, at, caller
+from ..errors import LayoutError, ShapeError
 from ..errors.no_effect import NoEffectError
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.collective_steps import has_slow_axis
@@ -90,41 +90,38 @@ def search(
     dims and axes; and for a mesh larger than the machine.
     """
     started = time.perf_counter()
-    try:
-        compiled, args = _compiled(f, args, donate)
-        _check_limits(limit, time_limit, patience)
-        on = _bounded(machine)
-        request = SearchRequest(
-            objective=objective,
-            limit=on.hbm if limit is None else limit,
-            fixed=layout if isinstance(layout, Layout) else Layout(layout),
-            dims=_names(dims),
-            axes=_names(axes),
-            several=several,
-            orders=orders,
-            runners_up=runners_up,
-            front=front,
-            time_limit=time_limit,
-            patience=patience,
-            progress=progress,
-            started=started,
+    compiled, args = _compiled(f, args, donate)
+    _check_limits(limit, time_limit, patience)
+    on = _bounded(machine)
+    request = SearchRequest(
+        objective=objective,
+        limit=on.hbm if limit is None else limit,
+        fixed=layout if isinstance(layout, Layout) else Layout(layout),
+        dims=_names(dims),
+        axes=_names(axes),
+        several=several,
+        orders=orders,
+        runners_up=runners_up,
+        front=front,
+        time_limit=time_limit,
+        patience=patience,
+        progress=progress,
+        started=started,
+    )
+    tried = _meshes(mesh, devices, most_axes, on)
+    turns = _turns(f, knobs, any(has_slow_axis(on, grid) for grid in tried), on)
+    if not turns and start is not None:
+        raise LayoutError(
+            "start= is a plan, and this is a search for layouts: it turns no knobs\n"
+            "  name the knobs to search (knobs='all'), or leave start out"
         )
-        tried = _meshes(mesh, devices, most_axes, on)
-        turns = _turns(f, knobs, any(has_slow_axis(on, grid) for grid in tried), on)
-        if not turns and start is not None:
-            raise LayoutError(
-                "start= is a plan, and this is a search for layouts: it turns no knobs\n"
-                "  name the knobs to search (knobs='all'), or leave start out"
-            )
-        searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
-        searched += ["steps"]  # where the machine decides, "auto" is a choice of the search
-        first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
-        variants = Variants(compiled, args, _title(f, compiled), on, first)
-        run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
-        run.until_done()
-        return plan_result(run)
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
+    searched += ["steps"]  # where the machine decides, "auto" is a choice of the search
+    first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
+    variants = Variants(compiled, args, _title(f, compiled), on, first)
+    run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
+    run.until_done()
+    return plan_result(run)
 
 
 def _explicit(knobs: str | Collection[str] | Mapping[str, Any] | None) -> Collection[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..dims import Dim, DimsLike, Shape, pick, show, split_items
-from ..errors import MeshdslError, ShapeError, at, caller, short, shown
+from ..errors import ShapeError, short, shown
 from ..ir import Type
 from .tensors import Tensor
 
@@ -31,15 +31,12 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
     Raises `ShapeError` if the dims do not fit the array's shape, if `array` is not an array of numbers, and if an
     integer in it does not fit into the 32 bits that JAX uses by default.
     """
-    try:
-        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            dims, array = (*split_items(dims), KEY_WORD), key_words(array)
-        values = array if isinstance(array, Tracer) else array_of(array)
-        if not isinstance(values, Tracer):
-            _check_width(values)
-        shape = _dims_for(dims, values.shape)
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        dims, array = (*split_items(dims), KEY_WORD), key_words(array)
+    values = array if isinstance(array, Tracer) else array_of(array)
+    if not isinstance(values, Tracer):
+        _check_width(values)
+    shape = _dims_for(dims, values.shape)
     values = values if isinstance(values, jax.Array) else on_device(values)
     return Tensor(shape, values.dtype, array=values)
 
@@ -137,10 +134,7 @@ def spec(dims: DimsLike = (), dtype: Any = "float32") -> Type:
 
     Raises `ShapeError` for a dim without a size, a dim named twice, or an invalid dtype.
     """
-    try:
-        return Type(pick(dims, (), new=True), dtype_of(dtype))
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    return Type(pick(dims, (), new=True), dtype_of(dtype))
 
 
 def dtype_of(dtype: Any) -> np.dtype:

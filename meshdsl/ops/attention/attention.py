@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ...dims import Dim, DimLike, find, name_of, names, show
-from ...errors import ShapeError, located
+from ...errors import ShapeError
 from ...trace import Tensor, as_tensor, bind
 from ..dtypes import kind
 from .blocks import Names
@@ -76,16 +76,13 @@ def attention(
     }
     inputs = {role: as_tensor(x) for role, x in extras.items() if x is not None}
 
-    def resolve() -> Names:
-        how = _names(q, k, v, name_of(over), name_of(length), name_of(memory))
-        if how.keys == how.length and "segments" in inputs:
-            inputs.setdefault("memory_segments", inputs["segments"])
-        _check_options(how, causal, window, soft_cap, method, block, inputs)
-        _check_operands(how, q, k, v)
-        _check_extras(how, q, k, inputs)
-        return how
+    how = _names(q, k, v, name_of(over), name_of(length), name_of(memory))
+    if how.keys == how.length and "segments" in inputs:
+        inputs.setdefault("memory_segments", inputs["segments"])
+    _check_options(how, causal, window, soft_cap, method, block, inputs)
+    _check_operands(how, q, k, v)
+    _check_extras(how, q, k, inputs)
 
-    how = located(resolve)
     window = None if window is None else min(window, 1 << 30)  # positions are 32-bit integers
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in inputs)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...dims import Dim, DimLike, DimsLike, Shape, pick
-from ...errors import ShapeError, at, caller, located, whole
+from ...errors import ShapeError, whole
 from ...ir import Type
 from ...trace import Tensor, as_tensor, current
 from ..dtypes import bitcast, cast
@@ -41,7 +41,7 @@ def _draw(
     `jax.random` and from the same function under `md.compile`.
     """
     ins = (as_key(key), *others)
-    dtype = located(lambda: _float(name, dtype))
+    dtype = _float(name, dtype)
     if current() is not None or any(x._trace is not None for x in ins):
         return function(*ins, shape=shape, dtype=dtype)
     options = (("dtype", dtype), ("shape", shape))
@@ -71,7 +71,7 @@ def uniform(
     >>> md.random.uniform(md.random.key(7), "a:2")
     tensor(float32[a=2], [0.6741 0.9746])
     """
-    kind = located(lambda: _float("uniform", dtype))
+    kind = _float("uniform", dtype)
     ends = (cast(x, kind) if isinstance(x, Tensor) else as_tensor(x, kind) for x in (low, high))
     return _draw(_uniform, key, *ends, shape=new_dims(dims), dtype=dtype, name="uniform")
 
@@ -104,8 +104,8 @@ def truncated_normal(
     The results equal those of `jax.random.truncated_normal`.
     """
     if not low < high:
-        raise at(ShapeError(f"there is no number between {low} and {high}; give low < high"), caller())
-    dtype = located(lambda: _float("truncated_normal", dtype))
+        raise ShapeError(f"there is no number between {low} and {high}; give low < high")
+    dtype = _float("truncated_normal", dtype)
     root = np.array(math.sqrt(2), dtype)
     with jax.ensure_compile_time_eval():
         erf = jax.jit(lambda x: jax.lax.erf(x / root))
@@ -142,7 +142,7 @@ def bernoulli(key: Tensor | jax.Array, p: Any = 0.5, dims: DimsLike | None = Non
     tensor(bool[a=2], [ True False])
     """
     if isinstance(p, int | float) and not 0 <= p <= 1:
-        raise at(ShapeError(f"a probability is from 0 to 1, got {p}"), caller())
+        raise ShapeError(f"a probability is from 0 to 1, got {p}")
     p = as_tensor(p)
     return uniform(key, p.dims if dims is None else dims, dtype=p.dtype) < p
 
@@ -161,12 +161,12 @@ def randint(
     """
     for name, bound in (("low", low), ("high", high)):
         if isinstance(bound, Tensor) and bound.dtype.kind not in "iu":
-            raise at(ShapeError(f"md.random.randint needs integers; {name} is {bound.type}"), caller())
+            raise ShapeError(f"md.random.randint needs integers; {name} is {bound.type}")
         if not isinstance(bound, Tensor):
-            located(lambda name=name, bound=bound: whole(name, bound))
+            whole(name, bound)
     if isinstance(low, int | np.integer) and isinstance(high, int | np.integer) and not low < high:
-        raise at(ShapeError(f"there is no integer from {low} to below {high}; give low < high"), caller())
-    shape, dtype = new_dims(dims), located(lambda: dtype_of_kind("randint", dtype, "i", "integers"))
+        raise ShapeError(f"there is no integer from {low} to below {high}; give low < high")
+    shape, dtype = new_dims(dims), dtype_of_kind("randint", dtype, "i", "integers")
     sampled = dtype if dtype.itemsize >= 4 else np.dtype(np.int32)
     unsigned, info = np.dtype(UNSIGNED[sampled.itemsize * 8]), np.iinfo(dtype)
     beyond = high > int(np.iinfo(sampled).max)
@@ -200,8 +200,8 @@ def permutation(key: Tensor | jax.Array, x: Tensor | DimLike, over: DimLike | No
     tensor(int32[n=5], [4 2 3 0 1])
     """
     if not isinstance(x, Tensor):
-        return _shuffled(key, located(lambda: find_one(new_dims(x))))
-    dim = located(lambda: find_one(x.dims if over is None else pick(over, x.dims)))
+        return _shuffled(key, find_one(new_dims(x)))
+    dim = find_one(x.dims if over is None else pick(over, x.dims))
     return transpose(take(x, _shuffled(key, dim), dim), x.dims)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...backend import Block, Local
 from ...dims import Dim, DimLike, DimsLike, Shape, pick, size_of
-from ...errors import ShapeError, at, caller, located
+from ...errors import ShapeError
 from ...ir import Fuses, Op, Type
 from ...trace import KEY_WORD, Tensor, as_tensor, bind1, tensor
 from ..dtypes import as_dtype, cast, kind
@@ -34,7 +34,7 @@ def as_key(key: Any) -> Tensor:
         return tensor(key)
     what = repr(key) if isinstance(key, int) else type(key).__name__
     error = ShapeError(f"a random key is a uint32[{KEY_WORD}] tensor, got {what}\n  make one with md.random.key(seed)")
-    raise at(error, caller())
+    raise error
 
 
 def _check_key(key: Type, batch: Shape) -> None:
@@ -112,7 +112,7 @@ def dtype_of_kind(name: str, dtype: Any, required_kind: str, words: str) -> np.d
 
 
 def new_dims(dims: DimsLike) -> Shape:
-    return located(lambda: pick(dims, (), new=True))
+    return pick(dims, (), new=True)
 
 
 def key(seed: Any) -> Tensor:
@@ -125,13 +125,13 @@ def key(seed: Any) -> Tensor:
     has_int64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # else `jax.random.key` drops the high word
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         if not -(1 << 63) <= seed < 1 << 64:
-            raise at(ShapeError(f"the seed of a random key has at most 64 bits, got {seed}"), caller())
+            raise ShapeError(f"the seed of a random key has at most 64 bits, got {seed}")
         return tensor(
             np.array([int(seed) >> 32 & LOW_32 if has_int64 else 0, int(seed) & LOW_32], np.uint32), (KEY_WORD,)
         )
     seed = as_tensor(seed)
     if seed.dims or kind(seed.dtype) != "i":
-        raise at(ShapeError(f"the seed of a random key is one integer without dims, got {seed.type}"), caller())
+        raise ShapeError(f"the seed of a random key is one integer without dims, got {seed.type}")
     high = cast(seed >> 32 & LOW_32, "uint32") if seed.dtype.itemsize == 8 else as_tensor(0, "uint32")
     return stack([high, cast(seed, "uint32")], KEY_WORD)
 
@@ -144,7 +144,7 @@ def fold_in(key: Tensor | jax.Array, i: Any) -> Tensor:
     (layer=3, key_word=2)
     """
     if isinstance(i, int | np.integer) and not 0 <= i <= LOW_32:
-        raise at(ShapeError(f"md.random.fold_in takes an integer from 0 to 2**32 - 1, got {i}"), caller())
+        raise ShapeError(f"md.random.fold_in takes an integer from 0 to 2**32 - 1, got {i}")
     i = as_tensor(i, "uint32") if isinstance(i, int | np.integer) else as_tensor(i)
     return bind1(FOLD_IN, as_key(key), cast(i, "uint32") if kind(i.dtype) == "i" else i)
 
@@ -160,7 +160,7 @@ def split(key: Tensor | jax.Array, n: int | DimLike = 2) -> Any:
     if not isinstance(n, int | np.integer):
         return fold_in(key, iota(n))
     if n < 1:
-        raise at(ShapeError(f"md.random.split makes at least 1 key, got n={n!r}"), caller())
+        raise ShapeError(f"md.random.split makes at least 1 key, got n={n!r}")
     return unstack(fold_in(key, iota(Dim("key_number", int(n)))), "key_number")
 
 
@@ -175,7 +175,7 @@ def bits(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "uint32") ->
         BITS,
         as_key(key),
         shape=new_dims(dims),
-        dtype=located(lambda: dtype_of_kind("bits", dtype, "i", "unsigned integers")),
+        dtype=dtype_of_kind("bits", dtype, "i", "unsigned integers"),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...errors import CheckpointError, MeshdslError, at, caller
+from ...errors import CheckpointError
 from ...layouts import Layout, MeshLike
 from ...lowering import Program
 from ...trace import Tensor
@@ -51,16 +51,13 @@ class Checkpoints:
         report: Callable[[str], object] | None = None,
         seconds: float = 600.0,
     ):
-        try:
-            check_options(directory, keep, chunk_bytes, report, seconds)
-            self.keep, self.report = keep, report or warn
-            if is_url(directory):
-                store = importlib.import_module(f"{__package__}.object_store")  # which imports Orbax
-                self.store: Store = store.OrbaxStore(str(directory), keep, take_over)
-            else:
-                self.store = DirectoryStore(Path(directory), keep, chunk_bytes, take_over, self.report, seconds)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        check_options(directory, keep, chunk_bytes, report, seconds)
+        self.keep, self.report = keep, report or warn
+        if is_url(directory):
+            store = importlib.import_module(f"{__package__}.object_store")  # which imports Orbax
+            self.store: Store = store.OrbaxStore(str(directory), keep, take_over)
+        else:
+            self.store = DirectoryStore(Path(directory), keep, chunk_bytes, take_over, self.report, seconds)
 
     @property
     def directory(self) -> Any:
@@ -98,22 +95,16 @@ class Checkpoints:
     def verify(self, step: int) -> None:
         """Read and check a whole step. Raises `CheckpointError` naming file and key if it is corrupt."""
         self.wait()
-        try:
-            check_step(step)
-            with self.store.open(step) as reader:
-                reader.verify()
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        check_step(step)
+        with self.store.open(step) as reader:
+            reader.verify()
 
     def claim(self) -> None:
         """Create the directory, and lock it, now instead of at the first save.
 
         Raises `SaveError` if there is another writer, or if the directory cannot be written.
         """
-        try:
-            self.store.claim()
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        self.store.claim()
 
     def save(
         self,
@@ -132,15 +123,12 @@ class Checkpoints:
         this save is skipped and the result is False. Raises `SaveError` if the earlier save failed, if another writer
         holds the lock, or if this step or a later one exists; raises `ShapeError` for values that cannot be stored.
         """
-        try:
-            check_step(step)
-            fields, tensors = checked_state(tree, config, data, key)
-            if not wait and not processes.all_processes(not self.store.is_writing()):
-                return False
-            self.wait()
-            self.store.save(step, fields, tensors)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        check_step(step)
+        fields, tensors = checked_state(tree, config, data, key)
+        if not wait and not processes.all_processes(not self.store.is_writing()):
+            return False
+        self.wait()
+        self.store.save(step, fields, tensors)
         return True
 
     def discard(self, after: int) -> None:
@@ -149,11 +137,8 @@ class Checkpoints:
         Raises `ShapeError` if `after` is not a step, and `SaveError` if steps cannot be removed.
         """
         self.wait()
-        try:
-            check_step(after)
-            self.store.discard(after)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        check_step(after)
+        self.store.discard(after)
 
     def restore(
         self,
@@ -174,12 +159,9 @@ class Checkpoints:
         illegal layout.
         """
         self.wait()
-        try:
-            if step is not None:
-                check_step(step)
-            request = RestoreRequest(like, *parse_target(mesh, layout, program))
-            if step is not None:
-                return restore_step(self.store, step, request)
-            return restore_newest(self.store, request, self.report)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        if step is not None:
+            check_step(step)
+        request = RestoreRequest(like, *parse_target(mesh, layout, program))
+        if step is not None:
+            return restore_step(self.store, step, request)
+        return restore_newest(self.store, request, self.report)

@@ -54,29 +54,26 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *,
     and `SaveError` if the file cannot be written.
     """
     library, file = extra("safetensors.numpy", "safetensors"), Path(file)
-    try:
-        with _step(checkpoints, step) as reader:
-            unsupported = [
-                f"{p} ({e.type.dtype})"
-                for p, e in _entries(reader, prefix).items()
-                if e.type.dtype.name not in _SAFETENSORS
-            ]
-            if unsupported:
-                listed = ", ".join(unsupported)
-                raise ShapeError(f"safetensors does not support {listed}\n  cast it before saving, or use orbax")
-            arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
-            metadata = json.dumps(_metadata(reader, arrays, prefix))
-        if file.exists() and not file.is_file():
-            raise SaveError(f"{file} exists and is not a regular file\n  give the path of a new file")
-        draft = file.with_name(f"{file.name}.draft")
-        with library_errors(SaveError, f"{file} cannot be written"):
-            try:
-                library.save_file(arrays, draft, metadata={_METADATA_KEY: metadata})
-                os.replace(draft, file)
-            finally:
-                draft.unlink(missing_ok=True)
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    with _step(checkpoints, step) as reader:
+        unsupported = [
+            f"{p} ({e.type.dtype})"
+            for p, e in _entries(reader, prefix).items()
+            if e.type.dtype.name not in _SAFETENSORS
+        ]
+        if unsupported:
+            listed = ", ".join(unsupported)
+            raise ShapeError(f"safetensors does not support {listed}\n  cast it before saving, or use orbax")
+        arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
+        metadata = json.dumps(_metadata(reader, arrays, prefix))
+    if file.exists() and not file.is_file():
+        raise SaveError(f"{file} exists and is not a regular file\n  give the path of a new file")
+    draft = file.with_name(f"{file.name}.draft")
+    with library_errors(SaveError, f"{file} cannot be written"):
+        try:
+            library.save_file(arrays, draft, metadata={_METADATA_KEY: metadata})
+            os.replace(draft, file)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
@@ -122,21 +119,18 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, 
     and `SaveError` if the directory exists or cannot be written.
     """
     library = extra("orbax.checkpoint", "orbax")
-    try:
-        with _step(checkpoints, step) as reader:
-            arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
-            if empty := [path for path, values in arrays.items() if not values.size]:
-                raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
-            tree, metadata = nested(arrays), _metadata(reader, arrays, prefix)
-        check_no_url(directory)
-        path = Path(directory).absolute()
-        if path.exists() or not path.parent.is_dir():
-            reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
-            raise SaveError(f"{directory} {reason}\n  give the path of a new directory in an existing folder")
-        with library_errors(SaveError, f"{path} cannot be written"), library.StandardCheckpointer() as orbax:
-            orbax.save(path, tree, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    with _step(checkpoints, step) as reader:
+        arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
+        if empty := [path for path, values in arrays.items() if not values.size]:
+            raise ShapeError(f"orbax does not support tensors of size 0: {', '.join(empty)}")
+        tree, metadata = nested(arrays), _metadata(reader, arrays, prefix)
+    check_no_url(directory)
+    path = Path(directory).absolute()
+    if path.exists() or not path.parent.is_dir():
+        reason = "already exists" if path.exists() else f"cannot be created: there is no folder {path.parent}"
+        raise SaveError(f"{directory} {reason}\n  give the path of a new directory in an existing folder")
+    with library_errors(SaveError, f"{path} cannot be written"), library.StandardCheckpointer() as orbax:
+        orbax.save(path, tree, custom_metadata={_METADATA_KEY: json.dumps(metadata)})
 
 
 def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, Tensor]:
@@ -171,12 +165,9 @@ def extra(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise at(
-            MeshdslError(
-                f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; "
-                "meshdsl's own format works without it"
-            ),
-            caller(),
+        raise MeshdslError(
+            f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; "
+            "meshdsl's own format works without it"
         ) from None
 
 
@@ -238,26 +229,23 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dims) -> dict[str, Tensor]:
     """The arrays as tensors. Dims in the file's metadata are verified and take precedence over `dims`."""
-    try:
-        dims_by_path: Mapping[str, list[str]] = {}
-        if metadata is not None:
-            parsed = parse(str(metadata).encode("utf-8", "replace"), f"{name}: metadata.{_METADATA_KEY}")
-            dims_by_path = _dims_by_path(parsed, f"{name}: metadata", arrays)
-        unknown = [path for path in dims if path not in arrays]
-        if unknown:
-            raise ShapeError(f"dims= names {unknown[0]!r}, which {name} lacks; {nearest(unknown[0], arrays)}")
-        sixty_four_bit = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
-        if sixty_four_bit:
-            raise ShapeError(f"{', '.join(sixty_four_bit)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
-        unnamed = [path for path in arrays if path not in dims_by_path and path not in dims]
-        if unnamed:
-            raise ShapeError(
-                f"{name} does not store the dims of {unnamed[0]}, an array of shape {arrays[unnamed[0]].shape}\n"
-                f"  pass dims={{{unnamed[0]!r}: 'a b c'}}; {nearest(unnamed[0], dims)}"
-            )
-        return {path: tensor(values, dims_by_path.get(path) or dims.get(path, ())) for path, values in arrays.items()}
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    dims_by_path: Mapping[str, list[str]] = {}
+    if metadata is not None:
+        parsed = parse(str(metadata).encode("utf-8", "replace"), f"{name}: metadata.{_METADATA_KEY}")
+        dims_by_path = _dims_by_path(parsed, f"{name}: metadata", arrays)
+    unknown = [path for path in dims if path not in arrays]
+    if unknown:
+        raise ShapeError(f"dims= names {unknown[0]!r}, which {name} lacks; {nearest(unknown[0], arrays)}")
+    sixty_four_bit = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
+    if sixty_four_bit:
+        raise ShapeError(f"{', '.join(sixty_four_bit)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
+    unnamed = [path for path in arrays if path not in dims_by_path and path not in dims]
+    if unnamed:
+        raise ShapeError(
+            f"{name} does not store the dims of {unnamed[0]}, an array of shape {arrays[unnamed[0]].shape}\n"
+            f"  pass dims={{{unnamed[0]!r}: 'a b c'}}; {nearest(unnamed[0], dims)}"
+        )
+    return {path: tensor(values, dims_by_path.get(path) or dims.get(path, ())) for path, values in arrays.items()}
 
 
 def _dims_by_path(parsed: Any, where: str, arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...errors import MeshdslError, SaveError, ShapeError, at, caller
+from ...errors import SaveError, ShapeError
 from ...trace import Tensor
 from ..checkpoint import processes
 from ..checkpoint.arguments import check_no_url
@@ -41,23 +41,20 @@ def export_hugging_face(
     a program share a file system. Raises `ShapeError` if the parameters are not those of the workload, and `SaveError`
     if the directory has files or cannot be written.
     """
-    try:
-        check_no_url(directory)
-        table, folder = hugging_face_of(workload), Path(directory)
-        rules = rules_of(workload, table)
-        _check(params, rules, workload.name)
-        config = {**table.write_config(workload.config), "dtype": workload.config.param_dtype}
-        types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in _names(r)}
-        types = dict(sorted(types.items()))
-        files = _files(types, largest_file)
-        if problem := _on_first(lambda: _create(folder, files, config)):
-            raise SaveError(f"{folder} cannot be written: {problem}")
-        where = {name: entry for file in files for name, entry in header_of(folder / file).items()}
-        for path, rule in rules.items():
-            _write(rule, params[path], where)
-        processes.all_processes(True)  # until every process has written its blocks
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    check_no_url(directory)
+    table, folder = hugging_face_of(workload), Path(directory)
+    rules = rules_of(workload, table)
+    _check(params, rules, workload.name)
+    config = {**table.write_config(workload.config), "dtype": workload.config.param_dtype}
+    types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in _names(r)}
+    types = dict(sorted(types.items()))
+    files = _files(types, largest_file)
+    if problem := _on_first(lambda: _create(folder, files, config)):
+        raise SaveError(f"{folder} cannot be written: {problem}")
+    where = {name: entry for file in files for name, entry in header_of(folder / file).items()}
+    for path, rule in rules.items():
+        _write(rule, params[path], where)
+    processes.all_processes(True)  # until every process has written its blocks
 
 
 def _names(rule: Rule) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import CheckpointError, MeshdslError, ShapeError, at, caller, nearest
+from ...errors import CheckpointError, ShapeError, nearest
 from ...ir import Type
 from ...layouts import Layout, Mesh, MeshLike
 from ...lowering import Program
@@ -54,25 +54,20 @@ def import_hugging_face(
     blocks of its devices, so no host holds the model. Raises `CheckpointError` with all problems: tensors that are
     missing, unknown or of another shape, and values of config.json that the model does not support.
     """
-    try:
-        check_no_url(directory)
-        table, folder = hugging_face_of(workload), Path(directory)
-        values = read_json(folder / "config.json")
-        _check_kind(folder, workload, table, values)
-        stored = _renamed(open_directory(folder), table.base)
-        hub = HubConfig(values, tensors=stored)
-        configured = _configured(workload, table, hub, dtype)
-        if not hub.complete:
-            _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
-        rules = rules_of(configured, table)
-        problems = [*hub.problems, *_mismatches(rules, stored, table, configured.config)]
-        if problems:
-            _refuse(folder, workload, problems)
-        return configured, read_params(
-            rules, stored, configured.config.param_dtype, *parse_target(mesh, layout, program)
-        )
-    except MeshdslError as error:
-        raise at(error, caller()) from None
+    check_no_url(directory)
+    table, folder = hugging_face_of(workload), Path(directory)
+    values = read_json(folder / "config.json")
+    _check_kind(folder, workload, table, values)
+    stored = _renamed(open_directory(folder), table.base)
+    hub = HubConfig(values, tensors=stored)
+    configured = _configured(workload, table, hub, dtype)
+    if not hub.complete:
+        _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
+    rules = rules_of(configured, table)
+    problems = [*hub.problems, *_mismatches(rules, stored, table, configured.config)]
+    if problems:
+        _refuse(folder, workload, problems)
+    return configured, read_params(rules, stored, configured.config.param_dtype, *parse_target(mesh, layout, program))
 
 
 def hugging_face_of(workload: Any) -> HuggingFace:
