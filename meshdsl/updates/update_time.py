@@ -154,7 +154,12 @@ def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refine
     }
     if len(programs) == 1:
         return none
-    return min(programs.values(), key=lambda program: timeline(ledger(program), machine, network).seconds)
+    return min(programs.values(), key=lambda program: step_seconds(program, machine, refined))
+
+
+def step_seconds(program: Program, machine: Machine, refined: RefinedMesh) -> float:
+    """The predicted seconds of a step."""
+    return timeline(ledger(program), machine, _network(machine, refined)).seconds
 
 
 def _latent_bytes(network: Placement, kind: str, axes: Axes) -> float:

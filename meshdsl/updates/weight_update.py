@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 from ..cost.machine import Machine
@@ -26,7 +26,7 @@ from .groups import GroupSpec, RefinedMesh, group_of
 from .pending import ShardedGraph
 from .shard_updates import Decision, Policy, Verdict, shard_updates
 from .update import Update
-from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined
+from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
 
 MODES = ("replicated", "sharded", "auto")
 
@@ -154,13 +154,17 @@ def shard(
 ) -> ShardedUpdates:
     """The graph with its weight updates sharded as requested; the same graph if no update is worth sharding.
 
+    A machine judges each update alone. Where the whole step takes longer so than with all of them sharded, or none, it
+    is that one.
+
     Raises `LayoutError` for an illegal layout, and for "sharded" if no update can be sharded.
     """
     hoisted = hoist_casts(graph, graph.ins)
     shardings: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
-    refined, (sharded, private, decisions) = _shard(placed, request, machine)
+    made = _sharded(placed, request, machine, graph, layout)
+    decisions = made.table.decisions
     if request.mode == "sharded" and not any(d.sharded or d.by_layout for d in decisions):
         reasons = "".join(f"\n  {d.weight}: {d.reason}" for d in decisions[:8])
         raise NoEffectError(
@@ -168,9 +172,29 @@ def shard(
             + (reasons or "\n  no input of the function is replaced by a result of the same path and type")
             + "\n  use weight_update='replicated', or 'auto', which shards only where that is faster"
         )
+    every = made if machine is None else _sharded(placed, request, None, graph, layout)
+    if machine is None or not any(d.sharded for d in every.table.decisions):
+        return made
+    reason = f"on {machine.name} the step takes longer with sharded updates"
+    none = tuple(replace(d, sharded=False, reason=d.reason or reason, bytes_saved=0) for d in decisions)
+    whole = ShardedUpdates(graph, layout, RefinedMesh(mesh, mesh), UpdateTable(request.mode, none))
+
+    def seconds(choice: ShardedUpdates) -> float:
+        return step_seconds(
+            partition(choice.graph, choice.refined.mesh, choice.layout, results), machine, choice.refined
+        )
+
+    return min(made, every, whole, key=seconds)
+
+
+def _sharded(
+    placed: ShardedGraph, request: WeightUpdate, machine: Machine | None, graph: Graph, layout: Layout
+) -> ShardedUpdates:
+    """The updates that the machine, or without one the mode, chooses; the given graph if that is none."""
+    refined, (sharded, private, decisions) = _shard(placed, request, machine)
     table = UpdateTable(request.mode, decisions)
     if not any(d.sharded for d in decisions):
-        return ShardedUpdates(graph, layout, RefinedMesh(mesh, mesh), table)
+        return ShardedUpdates(graph, layout, RefinedMesh(placed.mesh, placed.mesh), table)
     return ShardedUpdates(sharded, private, refined, table)
 
 

@@ -45,3 +45,16 @@ def test_results_are_those_of_the_replicated_update():
     assert "all.outer" in str(sharded.program(*args).mesh)
     for a, b in zip(replicated(*args), sharded(*args), strict=True):
         assert np.array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize(("w", "devices"), [("a:16 b:3 c:64 d:64", 8), ("a:16 b:3 c:8 d:1024", 2048)])
+def test_auto_is_never_slower_than_either_mode(w: str, devices: int):
+    types = md.spec(w), md.spec(w), md.spec(f"batch:{devices} a:16 b:3")
+
+    def seconds(mode: str, **options: Any) -> float:
+        machine = options.get("machine")
+        update = md.WeightUpdate(mode, bucket_bytes=0 if machine else None)
+        compiled = md.compile(step, f"all:{devices}", "batch:all", weight_update=update, machine=machine)
+        return compiled.cost(*types, machine="tpu-v3").seconds
+
+    assert seconds("auto", machine="tpu-v3") <= min(map(seconds, ("replicated", "sharded")))

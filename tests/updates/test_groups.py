@@ -226,7 +226,7 @@ def test_a_part_of_an_axis_is_costed_where_the_axis_lies() -> None:
 
 
 def test_auto_takes_parts_of_an_axis_where_that_wastes_less() -> None:
-    workload = adam_mlp().replace(batch=2048, io=512, hidden=512)
+    workload = adam_mlp().replace(batch=2048, io=512, hidden=8192)
     options = {"weight_update": "auto", "machine": "tpu-v3", "bucket_bytes": 0}
     step = compiled_with(workload.train_step(), "x:1024", "batch:x", **options)
     assert list(step.program(*workload.specs()).mesh.axes) == ["x.outer", "x.inner"]
