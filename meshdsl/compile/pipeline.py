@@ -108,6 +108,7 @@ def _shard_weight_updates(state: PassState, options: Options) -> PassState:
         mesh=sharded.refined.mesh,
         layout=sharded.layout,
         refined=sharded.refined,
+        program=sharded.program.replace(schedules=state.schedules) if sharded.program else state.program,
         weight_update=sharded.table,
     )
 

@@ -169,9 +169,9 @@ class Region:
         """Grow the update in the branches that read or compute its values; returns the results that are new in it."""
         pending = {eqn for eqn, _, _ in self.sums.branches}
         new: list[Var] = []
-        for eqn in self.graph.eqns:
+        for eqn in (eqn for eqn in self.graph.eqns if isinstance(eqn.control, Cond)):
             entering = frozenset(i for i, v in enumerate(eqn.ins[1:]) if self.holds(v))
-            if isinstance(eqn.control, Cond) and (entering or eqn in pending):
+            if entering or eqn in pending:
                 branch = self.branches[eqn] = self.branch(eqn, entering)
                 new += [eqn.outs[i] for i in branch.leaving if eqn.outs[i] not in self.inner]
                 self.inner.update(new)

@@ -10,11 +10,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from ..dims import Dim, Shape
 from ..ir import Eqn, Graph, Scan, Var, While
-from ..layouts import Sharding
+from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .grow import Region, Step
 from .pending import ShardedGraph, pending_sums
@@ -154,7 +155,15 @@ def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes) 
         for d, by in placed.shardings.get(weight, Sharding()).split
         if set(by) <= {*gradient.partial, *gradient.axes(d)}
     }
-    sharding = Sharding.of(split)
+    padded = tuple(extents.padded(d) for d in shape)
+    return _least_padded(mesh, shape, padded, Sharding.of(split), tuple(split.items()), axes)
+
+
+@lru_cache(maxsize=4096)
+def _least_padded(
+    mesh: Mesh, shape: Shape, padded: Sequence[int], sharding: Sharding, split: Sequence[tuple[str, Axes]], axes: Axes
+) -> Format:
+    sizes = dict(zip(shape, padded, strict=True))
 
     def name(d: Dim, by: Axes) -> Dim:
         return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
@@ -164,10 +173,10 @@ def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes) 
         for axis, d in zip(axes, assignment, strict=True):
             cuts[d] = (*cuts.get(d, sharding.axes(d)), axis)
         stored = {d: -(-d.size // mesh.count(by)) * mesh.count(by) for d, by in cuts.items()}
-        moved = sum(bool(sharding.axes(d)) and n != extents.padded(d) for d, n in stored.items())
+        moved = sum(bool(sharding.axes(d)) and n != sizes[d] for d, n in stored.items())
         padding_ratio = math.prod(n / max(d.size, 1) for d, n in stored.items())
         dims = tuple((d, name(d, by), by) for d, by in cuts.items())
-        kept = tuple((d, by) for d, by in split.items() if all(d != old.name for old in cuts))
+        kept = tuple((d, by) for d, by in split if all(d != old.name for old in cuts))
         return moved, Format(dims, padding_ratio, mesh.count(axes), kept)
 
     for d in shape:

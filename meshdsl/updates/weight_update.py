@@ -142,6 +142,7 @@ class ShardedUpdates:
     layout: Layout
     refined: RefinedMesh  # the mesh with the axes of the groups
     table: UpdateTable
+    program: Program | None = None  # of this graph, if a machine compared it with others
 
 
 def shard(
@@ -172,19 +173,24 @@ def shard(
             + (reasons or "\n  no input of the function is replaced by a result of the same path and type")
             + "\n  use weight_update='replicated', or 'auto', which shards only where that is faster"
         )
-    every = made if machine is None else _sharded(placed, request, None, graph, layout)
-    if machine is None or not any(d.sharded for d in every.table.decisions):
+    if machine is None:
+        return made
+    every = _sharded(placed, request, None, graph, layout)
+    if not any(d.sharded for d in every.table.decisions):
         return made
     reason = f"on {machine.name} the step takes longer with sharded updates"
     none = tuple(replace(d, sharded=False, reason=d.reason or reason, bytes_saved=0) for d in decisions)
     whole = ShardedUpdates(graph, layout, RefinedMesh(mesh, mesh), UpdateTable(request.mode, none))
 
-    def seconds(choice: ShardedUpdates) -> float:
-        return step_seconds(
-            partition(choice.graph, choice.refined.mesh, choice.layout, results), machine, choice.refined
-        )
+    choices = [
+        replace(choice, program=partition(choice.graph, choice.refined.mesh, choice.layout, results))
+        for choice in (made, every)
+    ]
 
-    return min(made, every, whole, key=seconds)
+    def seconds(choice: ShardedUpdates) -> float:
+        return step_seconds(choice.program or program, machine, choice.refined)
+
+    return min(*choices, whole, key=seconds)
 
 
 def _sharded(
