@@ -21,7 +21,7 @@ from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 from .blocks import FILLED
 from .collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
-from .partition.planner import cost, plan
+from .partition.planner import Reshard
 from .program import Program
 from .ragged import RaggedAllToAll
 
@@ -180,8 +180,9 @@ class _Trim:
         mesh, extents, target = self.program.mesh, self.program.extents, Sharding.of(split)
         shape, itemsize = counts.dims, counts.dtype.itemsize
         versions = self.versions[self.origin.get(counts, counts)]
-        counts = min(versions, key=lambda v: cost(v.sharding, target, shape, mesh, extents, itemsize))
-        for step in plan(counts.sharding, target, shape, mesh, extents, itemsize):
+        moves = [(v, Reshard(v.sharding, target, shape, mesh, extents, itemsize)) for v in versions]
+        counts, move = min(moves, key=lambda pair: pair[1].cost)
+        for step in move.steps:
             moved = Var(shape, counts.dtype, counts.name, step.step(counts.sharding, mesh))
             cause = Cause(Because.COUNTS, parts=(eqn.cause,))
             self.append(Eqn(step, (counts,), (moved,), {}, eqn.where, eqn.backward, cause))

@@ -46,8 +46,8 @@ def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Pr
 
 
 def _unrollable(program: Program, eqn: Eqn, most: float) -> bool:
-    loop = eqn.control
-    return isinstance(loop, Scan) and 0 < loop.trips <= most and not program.extents.is_padded(loop.dim)
+    loop = eqn.scan
+    return loop is not None and 0 < loop.trips <= most and not program.extents.is_padded(loop.dim)
 
 
 class _Unrolled:

@@ -7,7 +7,7 @@ cache, and the mask selects each beam's positions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import meshdsl as md
 
@@ -38,9 +38,9 @@ def keys_and_values(
 
     Uses the same parameter names and shapes as `multi_head_attention`.
     """
-    dims = _heads(heads, head)
+    layer = _Layer.of(over, heads, head, None, init, precision)
     with md.scope(name):
-        return {kind: _projected(x, f"w{kind}", dims, over, init, precision) for kind in ("k", "v")}
+        return layer.keys_and_values(x)
 
 
 def attention_to(
@@ -69,9 +69,9 @@ def attention_to(
     `mask` is a boolean tensor with dims among those of x and the memory; it is true where attention is allowed.
     `group` is as in `multi_head_attention`.
     """
-    heads, head = _heads(heads, head)
+    layer = _Layer.of(over, heads, head, group, init, precision)
     with md.scope(name):
-        return _read(x, kept, heads, head, mask, over, memory, group, init, precision)
+        return layer.read(x, kept, memory, mask)
 
 
 def cached_attention(
@@ -108,7 +108,7 @@ def cached_attention(
     `ShapeError` if x has two dims that the cache lacks.
     """
     check_positions(positions)
-    heads, head = _heads(heads, head)
+    layer = _Layer.of(over, heads, head, group, init, precision)
     model_dim = dim_of(x, over)
     beam_dims = [d for d in x.dims if d != model_dim and d not in cache["k"].dims]
     if len(beam_dims) > 1:
@@ -124,11 +124,11 @@ def cached_attention(
         return md.dynamic_update_slice(old, md.cast(new, old.dtype), memory_dim.name, position * width)
 
     with md.scope(name):
-        new = {kind: _projected(x, f"w{kind}", (heads, head), over, init, precision) for kind in ("k", "v")}
+        new = layer.keys_and_values(x)
         at = position if positions == "rotary" else None
-        new["k"] = new["k"] if at is None else rotary(new["k"], None, head, offset=at)
+        new["k"] = new["k"] if at is None else rotary(new["k"], None, layer.head, offset=at)
         cache = {kind: with_key(cache[kind], new[kind]) for kind in cache}
-        return _read(x, cache, heads, head, mask, over, memory, group, init, precision, at), cache
+        return layer.read(x, cache, memory, mask, at), cache
 
 
 def write_cache(
@@ -152,49 +152,51 @@ def write_cache(
     return md.dynamic_update_slice(old, md.cast(new, old.dtype), memory, position)
 
 
-def _heads(heads: DimLike, head: DimLike) -> tuple[md.Dim, md.Dim]:
-    return new_dim(heads, "the heads"), new_dim(head, "the head")
-
-
 def _expand(x: md.Tensor, name: str) -> md.Tensor:
     return md.reshape(x, [md.Dim(name, 1), *x.dims])
 
 
-def _projected(
-    x: md.Tensor, name: str, new_dims: tuple[md.Dim, ...], over: DimLike, init: Any, precision: Precision
-) -> md.Tensor:
-    model_dim = dim_of(x, over)
-    y = precision.einsum(
-        x,
-        weight(name, (model_dim,), new_dims, init, precision),
-        out=[*(d for d in x.dims if d != model_dim), *new_dims],
-    )
-    return md.cast(md.prefer(y, new_dims[0]), precision.compute)
+class _Layer(NamedTuple):
+    """An attention layer: the dims of its weights, their initialisation and precision."""
 
+    over: DimLike
+    heads: md.Dim
+    head: md.Dim
+    groups: tuple[md.Dim, ...]
+    init: Any
+    precision: Precision
 
-def _read(
-    x: md.Tensor,
-    cache: Cache,
-    heads: md.Dim,
-    head: md.Dim,
-    mask: md.Tensor | None,
-    over: DimLike,
-    memory: DimLike,
-    group: DimLike | None,
-    init: Any,
-    precision: Precision,
-    position: md.Tensor | None = None,
-) -> md.Tensor:
-    """Query projection (rotated, if there is a position), attention to the cache, output projection."""
-    outer, memory_dim = [d for d in x.dims if d != dim_of(x, over)], dim_of(cache["k"], memory)
-    groups = () if group is None else (new_dim(group, "the group"),)
-    q = _projected(x, "wq", (heads, *groups, head), over, init, precision)
-    q = q if position is None else rotary(q, None, head, offset=position)
-    q = scaled(q, head, precision)
-    scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim])
-    if mask is not None:
-        scores = md.where(mask, scores, MASKED_SCORE)
-    weights = md.cast(md.softmax(scores, memory_dim), precision.compute)
-    values = md.prefer(precision.einsum(weights, cache["v"], out=[*outer, heads, *groups, head]), heads)
-    w = weight("wo", (heads, *groups, head), (dim_of(x, over),), init, precision)
-    return md.cast(precision.einsum(md.cast(values, precision.compute), w, out=x.dims), precision.compute)
+    @classmethod
+    def of(
+        cls, over: DimLike, heads: DimLike, head: DimLike, group: DimLike | None, init: Any, precision: Precision
+    ) -> _Layer:
+        groups = () if group is None else (new_dim(group, "the group"),)
+        return cls(over, new_dim(heads, "the heads"), new_dim(head, "the head"), groups, init, precision)
+
+    def projected(self, x: md.Tensor, name: str, *groups: md.Dim) -> md.Tensor:
+        """x with its model dim projected to heads; those of queries have groups."""
+        model_dim, new_dims = dim_of(x, self.over), (self.heads, *groups, self.head)
+        w = weight(name, (model_dim,), new_dims, self.init, self.precision)
+        y = self.precision.einsum(x, w, out=[*(d for d in x.dims if d != model_dim), *new_dims])
+        return md.cast(md.prefer(y, self.heads), self.precision.compute)
+
+    def keys_and_values(self, x: md.Tensor) -> Cache:
+        return {kind: self.projected(x, f"w{kind}") for kind in ("k", "v")}
+
+    def read(
+        self, x: md.Tensor, cache: Cache, memory: DimLike, mask: md.Tensor | None, position: md.Tensor | None = None
+    ) -> md.Tensor:
+        """Query projection (rotated, if there is a position), attention to the cache, output projection."""
+        _, heads, head, groups, init, precision = self
+        model_dim, memory_dim = dim_of(x, self.over), dim_of(cache["k"], memory)
+        outer = [d for d in x.dims if d != model_dim]
+        q = self.projected(x, "wq", *groups)
+        q = q if position is None else rotary(q, None, head, offset=position)
+        q = scaled(q, head, precision)
+        scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim])
+        if mask is not None:
+            scores = md.where(mask, scores, MASKED_SCORE)
+        weights = md.cast(md.softmax(scores, memory_dim), precision.compute)
+        values = md.prefer(precision.einsum(weights, cache["v"], out=[*outer, heads, *groups, head]), heads)
+        w = weight("wo", (heads, *groups, head), (model_dim,), init, precision)
+        return md.cast(precision.einsum(md.cast(values, precision.compute), w, out=x.dims), precision.compute)

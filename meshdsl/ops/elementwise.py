@@ -63,14 +63,11 @@ def _unary(
     *,
     kinds: str = "fc",
     dtype: Any = None,
-    linear: Linear = Linear.NONE,
     flops: int = 1,
-    slow: bool = False,
-    stops_gradient: bool = False,
-    bounded: Bounded = Bounded.NO,
     shown: bool = True,  # public in the package
+    **record: Any,
 ) -> Callable[[Any], Tensor]:
-    """Make the function of an elementwise operation with one operand."""
+    """Make the function of an elementwise operation with one operand; `record` are further fields of its `Op`."""
 
     def infer(x: Type) -> Type:
         check_kind(name, x.dtype, kinds)
@@ -79,19 +76,7 @@ def _unary(
     def cost(ins: Any, outs: Any) -> float:
         return flops * math.prod(outs[0])
 
-    op = _RECORDS[name] = Op(
-        name,
-        infer,
-        _aligned(function),
-        vjp,
-        linear=linear,
-        flops=cost,
-        fuses=Fuses.MAP,
-        by_name=True,
-        transcendental=slow,
-        stops_gradient=stops_gradient,
-        bounded=bounded,
-    )
+    op = _RECORDS[name] = Op(name, infer, _aligned(function), vjp, flops=cost, fuses=Fuses.MAP, by_name=True, **record)
     widens = "f" in kinds and "i" not in kinds
 
     def public(x: Any) -> Tensor:
@@ -116,10 +101,10 @@ def _unary(
     return public
 
 
-exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,), slow=True)
-log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,), slow=True)
-log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),), slow=True)
-expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),), slow=True)
+exp = _unary("exp", lambda xp: xp.exp, lambda ct, x, out: (ct * out,), transcendental=True)
+log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,), transcendental=True)
+log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),), transcendental=True)
+expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),), transcendental=True)
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
 rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
 square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
@@ -135,15 +120,17 @@ negative = _unary(
 abs = _unary("abs", lambda xp: xp.abs, lambda ct, x: (where(x >= 0, ct, -ct),), kinds="fi", bounded=Bounded.BY_OPERANDS)
 sign = _unary("sign", lambda xp: xp.sign, lambda ct, x: (None,), kinds="fi", bounded=Bounded.BY_ONE)
 reciprocal = _unary("reciprocal", lambda xp: xp.reciprocal, lambda ct, x, out: (-ct * square(out),))
-sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),), slow=True, bounded=Bounded.BY_ONE)
-cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),), slow=True, bounded=Bounded.BY_ONE)
-tanh = _unary("tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),), slow=True, bounded=Bounded.BY_ONE)
+sin = _unary("sin", lambda xp: xp.sin, lambda ct, x: (ct * cos(x),), transcendental=True, bounded=Bounded.BY_ONE)
+cos = _unary("cos", lambda xp: xp.cos, lambda ct, x: (-ct * sin(x),), transcendental=True, bounded=Bounded.BY_ONE)
+tanh = _unary(
+    "tanh", lambda xp: xp.tanh, lambda ct, x, out: (ct * (1 - out * out),), transcendental=True, bounded=Bounded.BY_ONE
+)
 erf = _unary(
     "erf",
     lambda xp: xp.erf,
     lambda ct, x: (ct * (2 / math.sqrt(math.pi)) * exp(-square(x)),),
     kinds="f",
-    slow=True,
+    transcendental=True,
     bounded=Bounded.BY_ONE,
 )
 erf_inv = _unary(
@@ -151,7 +138,7 @@ erf_inv = _unary(
     lambda xp: xp.erf_inv,
     lambda ct, x, out: (ct * (math.sqrt(math.pi) / 2) * exp(square(out)),),
     kinds="f",
-    slow=True,
+    transcendental=True,
     shown=False,
 )
 sigmoid = _unary(
@@ -159,7 +146,7 @@ sigmoid = _unary(
     lambda xp: xp.logistic,
     lambda ct, x, out: (ct * out * (1 - out),),
     kinds="f",
-    slow=True,
+    transcendental=True,
     bounded=Bounded.BY_ONE,
 )
 relu = _unary(
@@ -194,30 +181,18 @@ def _binary(
     vjp: Callable[..., Any] | None,
     *,
     dtype: Any = None,
-    linear: Linear = Linear.NONE,
     inexact: bool = False,
-    slow: bool = False,
-    bounded: Bounded = Bounded.NO,
     kinds: str = "fcib",
     shown: bool = False,  # public in the package
+    **record: Any,
 ) -> Callable[[Any, Any], Tensor]:
-    """Make the function of an elementwise operation with two operands."""
+    """Make the function of an elementwise operation with two operands; `record` are further fields of its `Op`."""
 
     def infer(x: Type, y: Type) -> Type:
         check_kind(name, x.dtype, kinds)
         return _same_dtype(x, y, dtype=dtype)
 
-    op = _RECORDS[name] = Op(
-        name,
-        infer,
-        _aligned(function),
-        vjp,
-        linear=linear,
-        fuses=Fuses.MAP,
-        by_name=True,
-        transcendental=slow,
-        bounded=bounded,
-    )
+    op = _RECORDS[name] = Op(name, infer, _aligned(function), vjp, fuses=Fuses.MAP, by_name=True, **record)
 
     def public(x: Any, y: Any) -> Tensor:
         x, y = promote(x, y)
@@ -270,7 +245,7 @@ _power = _binary(
     lambda xp: xp.power,
     lambda ct, x, y, out: (_power_dx(ct, x, y), _power_dy(ct, x, y, out)),
     kinds="fci",
-    slow=True,
+    transcendental=True,
 )
 equal = _binary("equal", lambda xp: xp.equal, None, dtype=_BOOL)
 not_equal = _binary("not_equal", lambda xp: xp.not_equal, None, dtype=_BOOL)

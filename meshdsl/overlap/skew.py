@@ -125,9 +125,9 @@ def skew(program: Program, choose: Callable[[Scan], EarlyStage | None], order: C
     """
     skewed: dict[Eqn, list[Eqn]] = {}
     for eqn in program.eqns:
-        scan = eqn.control
-        stages = choose(scan) if isinstance(scan, Scan) and _skewable(program, scan) else None
-        if isinstance(scan, Scan) and stages is not None:
+        scan = eqn.scan
+        stages = choose(scan) if scan is not None and _skewable(program, scan) else None
+        if scan is not None and stages is not None:
             skewed[eqn] = _Skewed(eqn, scan, stages).eqns(order)
     eqns = tuple(late_values for eqn in program.eqns for late_values in skewed.get(eqn, [eqn]))
     return dce(program.replace(eqns=eqns)) if skewed else program

@@ -25,7 +25,7 @@ from ..dims import Dim
 from ..ir import Eqn, Op, Var
 from ..layouts import Sharding
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
-from ..lowering.partition.planner import cost, plan
+from ..lowering.partition.planner import Reshard
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..ops.contraction import EINSUM
@@ -311,11 +311,15 @@ class SlotParts:
         def renamed(one: Var) -> Sharding:
             return Sharding.of({new.name: one.sharding.axes(d) for d, new in zip(one.dims, shape, strict=True)})
 
-        best = min(versions, key=lambda one: cost(renamed(one), target, shape, mesh, extents, one.dtype.itemsize))
+        def move(one: Var) -> Reshard:
+            return Reshard(renamed(one), target, shape, mesh, extents, one.dtype.itemsize)
+
+        best = min(versions, key=lambda one: move(one).cost)
+        steps = move(best).steps
         if best.dims != shape:
             versions += self.emit(space.inverse, part, RENAME, (best,), renamed(best), shape=shape)
             best = versions[-1]
-        for step in plan(best.sharding, target, shape, mesh, extents, best.dtype.itemsize):
+        for step in steps:
             moved = Var(shape, best.dtype, "", step.step(best.sharding, mesh))
             self.splitter.append(Eqn(step, (best,), (moved,), {}, eqn.where, eqn.backward, eqn.cause), part)
             versions.append(moved)

@@ -20,7 +20,7 @@ from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
 from .request import SearchRequest
 from .screen import Screen
-from .space import Row, Space, space
+from .space import Row, Space
 from .variants import Variants
 
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
@@ -177,15 +177,7 @@ class PlanLayouts:
         key = (knobs.replace(mesh="", layout=""), mesh)
         if key not in self._groups:
             problem, r = self.variants.problem(key[0]), self.request
-            candidates = space(
-                problem.graph,
-                mesh,
-                fixed=r.fixed,
-                dims=r.dims,
-                axes=r.axes,
-                several=r.several is not False,
-                orders=r.orders,
-            )
+            candidates = r.space(problem.graph, mesh)
             placement = place(self.machine.network, mesh, self.assignment)
             screen = Screen(problem.graph, mesh, self.machine, placement, problem.results, problem.plain)
             self._groups[key] = Candidates(problem, candidates, screen, r.objective)

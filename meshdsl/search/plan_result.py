@@ -11,6 +11,7 @@ from ..compile.knobs import KNOBS
 from ..cost.report.layout_edits import LayoutEdit, edits_text, layout_edits
 from ..cost.report.report import Report
 from ..cost.report.tables import table
+from ..cost.report.tradeoff import pareto
 from ..errors.units import number, seconds, show_bytes
 from ..layouts import Layout, Mesh
 from .evaluate import Entry
@@ -60,11 +61,7 @@ def _edits(run: PlanSearch, best: Entry) -> tuple[LayoutEdit, ...]:
 
 def _front(run: PlanSearch) -> tuple[Entry, ...]:
     """The Pareto front of the costed plans in time and memory, fastest first."""
-    front: list[Entry] = []
-    for entry in sorted(run.costed.entries.values(), key=lambda e: (e.seconds, e.peak_bytes)):
-        if not front or entry.peak_bytes < front[-1].peak_bytes:
-            front.append(entry)
-    return tuple(front)
+    return tuple(pareto(run.costed.entries.values()))
 
 
 def _fixed(run: PlanSearch) -> tuple[str, ...]:

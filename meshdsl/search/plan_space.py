@@ -18,7 +18,6 @@ from .evaluate import watts
 from .floor import floor, kernels
 from .knobs import Turn
 from .request import ROUNDING, SearchRequest
-from .space import space
 from .variants import Variants
 
 
@@ -83,16 +82,7 @@ class PlanSpace:
             graph = self.variants.problem(self._base()).graph
             r, knobs = self.request, Counter(plan.mesh for plan in self.combinations())
             for mesh in self.meshes:
-                each = space(
-                    graph,
-                    mesh,
-                    fixed=r.fixed,
-                    dims=r.dims,
-                    axes=r.axes,
-                    several=r.several is not False,
-                    orders=r.orders,
-                )
-                self._size += each.size * knobs[mesh]
+                self._size += r.space(graph, mesh).size * knobs[mesh]
         return self._size
 
     def _base(self) -> Plan:

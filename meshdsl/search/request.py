@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ..layouts import Layout
+from ..ir import Graph
+from ..layouts import Layout, Mesh
 from .result import SearchProgress
+from .space import Space, space
 
 EVERY = 0.5  # seconds between two progress reports
 ROUNDING = 1e-9  # relative tolerance: a bound sums the same numbers in another order
@@ -30,3 +32,8 @@ class SearchRequest:
     patience: float | None = None  # stop after this many processor seconds without improvement
     progress: Callable[[SearchProgress], None] | None = None
     started: float | None = None  # by `time.perf_counter`; default: when the search begins
+
+    def space(self, graph: Graph, mesh: Mesh) -> Space:
+        """The layouts of a graph on a mesh that are candidates."""
+        several = self.several is not False
+        return space(graph, mesh, fixed=self.fixed, dims=self.dims, axes=self.axes, several=several, orders=self.orders)

@@ -18,7 +18,7 @@ from meshdsl.ir import Eqn, Graph, Var, walk
 from meshdsl.layouts import Sharding
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
-from meshdsl.lowering.partition.planner import plan
+from meshdsl.lowering.partition.planner import Reshard
 from meshdsl.models.mlp import mlp
 from meshdsl.models.transformer import lm
 
@@ -86,7 +86,7 @@ def others(v: Var, program: Program) -> Iterator[Sharding]:
 def detour(v: Var, start: Sharding, end: Sharding, program: Program) -> tuple[Var, list[Eqn], Var] | None:
     """The value in two shardings and the collectives from one to the other; None where there is no way."""
     try:
-        steps = plan(start, end, v.dims, program.mesh, program.extents, v.dtype.itemsize)
+        steps = Reshard(start, end, v.dims, program.mesh, program.extents, v.dtype.itemsize).steps
     except (md.InternalError, md.LayoutError):
         return None
     first = last = Var(v.dims, v.dtype, v.name, start)

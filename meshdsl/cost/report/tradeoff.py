@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from ...errors.units import seconds, show_bytes
 from .svg import axis, element, legend, linear, picture, steps, text
@@ -52,10 +52,10 @@ def tradeoff(points: Sequence[TradeoffPoint], limit: float) -> str:
     return picture(WIDTH, HEIGHT, "time against memory", *elements)
 
 
-def pareto(points: Sequence[TradeoffPoint]) -> list[TradeoffPoint]:
-    """The points that no other beats in both, fastest first."""
-    front: list[TradeoffPoint] = []
-    for p in sorted(points):
+def pareto(points: Iterable[Any]) -> list[Any]:
+    """The points, with `seconds` and `peak_bytes`, that no other beats in both; fastest first."""
+    front: list[Any] = []
+    for p in sorted(points, key=lambda p: (p.seconds, p.peak_bytes)):
         if not front or p.peak_bytes < front[-1].peak_bytes:
             front.append(p)
     return front

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count, permutations, takewhile
 from operator import add
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ...dims import Shape
 from ...errors import LayoutError, nearest
@@ -39,41 +39,41 @@ EXACT_AXES = 3
 NEVER = (math.inf,)  # above every price
 
 
-def plan(
-    source: Sharding,
-    target: Sharding,
-    shape: Shape,
-    mesh: Mesh,
-    extents: Extents,
-    itemsize: int,
-    seconds: Seconds | None = None,
-) -> Steps:
-    """The collectives that take a value of this shape from `source` to `target`, in order.
+class Reshard(NamedTuple):
+    """A value of this shape that is to be taken from `source` to `target`.
 
-    Requires that axes of size 1 have been dropped. Raises `LayoutError` if an extent does not divide, or if the target
-    is pending over axes over which the source is not.
+    Requires that axes of size 1 have been dropped. Both properties raise `LayoutError` if an extent does not divide, or
+    if the target is pending over axes over which the source is not.
 
     >>> from meshdsl.dims import dims
     >>> source = Sharding.of({"batch": ("rows",)}, partial=("cols",))
     >>> target = Sharding.of({"batch": ("rows", "cols")})
-    >>> for step in plan(source, target, dims("batch:8 hidden:4"), Mesh("rows:2 cols:4"), Extents(), 4):
-    ...     print(step)
-    reduce_scatter batch over cols
+    >>> move = Reshard(source, target, dims("batch:8 hidden:4"), Mesh("rows:2 cols:4"), Extents(), 4)
+    >>> print(*move.steps, move.cost)
+    reduce_scatter batch over cols 48
     """
-    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize, seconds)[0]
 
+    source: Sharding
+    target: Sharding
+    shape: Shape
+    mesh: Mesh
+    extents: Extents
+    itemsize: int
+    seconds: Seconds | None = None  # to choose by time instead of bytes
 
-def cost(
-    source: Sharding,
-    target: Sharding,
-    shape: Shape,
-    mesh: Mesh,
-    extents: Extents,
-    itemsize: int,
-    seconds: Seconds | None = None,
-) -> int:
-    """The bytes that one device sends in `plan`; with `seconds`, the picoseconds of its collectives."""
-    return _plan(source, target, _sizes(shape, extents), Mesh(mesh.axes), itemsize, seconds)[1]
+    @property
+    def steps(self) -> Steps:
+        """The collectives, in order."""
+        return self._planned()[0]
+
+    @property
+    def cost(self) -> int:
+        """The bytes that one device sends; with `seconds`, the picoseconds of the collectives."""
+        return self._planned()[1]
+
+    def _planned(self) -> tuple[Steps, int]:
+        sizes = _sizes(self.shape, self.extents)
+        return _plan(self.source, self.target, sizes, Mesh(self.mesh.axes), self.itemsize, self.seconds)
 
 
 def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> int:

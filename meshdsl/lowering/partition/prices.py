@@ -20,7 +20,7 @@ from ..collectives import AllReduce
 from ..labels import apply, labels_of, vanishing
 from .choose import Claims, choose
 from .demand import Demand
-from .planner import cost, picoseconds
+from .planner import Reshard, picoseconds
 from .scope import Scope, Setting
 
 Assigned = Mapping[str, Axes]
@@ -102,7 +102,7 @@ def _least(scope: Scope, eqn: Eqn, v: Var, version: Sharding, expected: Sharding
         for x, names in zip(eqn.ins, labels.ins, strict=True):
             target = apply(names, assigned)
             if x is not v and x not in scope.unmaterialized:
-                total += cost(expected, target, x.dims, mesh, extents, x.dtype.itemsize, setting.seconds)
+                total += Reshard(expected, target, x.dims, mesh, extents, x.dtype.itemsize, setting.seconds).cost
             elif x is v and target != version:
                 total += scope.price(x, target)
         return total

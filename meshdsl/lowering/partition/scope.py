@@ -21,7 +21,7 @@ from ...trace import FULL
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
 from .annotations import Annotation
 from .demand import Demand
-from .planner import Seconds, cost, plan
+from .planner import Reshard, Seconds
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Scope:
         """The bytes that one device sends to get this version, or the picoseconds that it takes."""
         if v in self.unmaterialized:
             return 0
-        return min(self._cost(x, target) for x in self._sources(v, target))
+        return min(self._reshard(x, target).cost for x in self._sources(v, target))
 
     def get(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> Var:
         """The value in this sharding, for this equation; adds collectives if no version has it."""
@@ -129,10 +129,10 @@ class Scope:
         for x in self.versions[v]:
             if x.sharding == target:
                 return x
-        source = min(self._sources(v, target), key=lambda x: self._cost(x, target))
-        setting, x = self.setting, source
-        reshard = (source.sharding, target, v.dims, setting.mesh, setting.extents, v.dtype.itemsize)
-        steps, flat = plan(*reshard, setting.seconds), plan(*reshard)
+        source = min(self._sources(v, target), key=lambda x: self._reshard(x, target).cost)
+        x = source
+        reshard = self._reshard(source, target)
+        steps, flat = reshard.steps, reshard._replace(seconds=None).steps
         for step in steps:
             x = self._step(v, x, step, eqn, flat if steps != flat else ())
         return x
@@ -143,10 +143,9 @@ class Scope:
             raise InternalError(f"no version of {v} can become {target}: {[x.sharding for x in self.versions[v]]}")
         return sources
 
-    def _cost(self, x: Var, target: Sharding) -> int:
-        return cost(
-            x.sharding, target, x.dims, self.setting.mesh, self.setting.extents, x.dtype.itemsize, self.setting.seconds
-        )
+    def _reshard(self, x: Var, target: Sharding) -> Reshard:
+        s = self.setting
+        return Reshard(x.sharding, target, x.dims, s.mesh, s.extents, x.dtype.itemsize, s.seconds)
 
     def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader, instead: Sequence[Step]) -> Var:
         """The next version; the plan by bytes is given if it is another one."""

@@ -47,8 +47,8 @@ def read_stored_rows(program: Program, large: float = LARGE) -> Program:
         return read_stored_rows(graph, large) if isinstance(graph, Program) else graph
 
     def read(eqn: Eqn) -> Eqn:
-        eqn, loop = eqn.map_graphs(inside), eqn.control
-        if not isinstance(loop, Scan) or loop.trips < 2:
+        eqn, loop = eqn.map_graphs(inside), eqn.scan
+        if loop is None or loop.trips < 2:
             return eqn
         return eqn.map_graphs(lambda body: _with_barriers(program, body, loop, large))
 
@@ -106,8 +106,8 @@ def drop_row_barriers(program: Program) -> Program:
 
     def inside(eqn: Eqn) -> Eqn:
         eqn = eqn.map_graphs(_inside)
-        loop = eqn.control
-        if not isinstance(loop, Scan) or loop.trips < 2:
+        loop = eqn.scan
+        if loop is None or loop.trips < 2:
             return eqn
         return eqn.map_graphs(lambda body: _without_barriers(body, loop.inputs(body.ins)[2]))
 

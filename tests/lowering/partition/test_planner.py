@@ -31,7 +31,7 @@ from meshdsl.lowering.collectives import (
     Slice,
     Step,
 )
-from meshdsl.lowering.partition.planner import Seconds, cost, plan
+from meshdsl.lowering.partition.planner import Reshard, Seconds
 from tests.lowering.definitions import COMBINE, Case, blocks_of, case, holds, length, parts_of, states, value_of
 
 Axes = tuple[str, ...]
@@ -155,7 +155,7 @@ def test_every_pair(index: int):
             if not set(target.partial) <= set(source.partial):
                 continue
             pairs += 1
-            steps = plan(source, target, c.shape, c.mesh, c.extents, c.itemsize)
+            steps = Reshard(source, target, c.shape, c.mesh, c.extents, c.itemsize).steps
             blocks, here, sent = laid_out[source], source, 0
             for step in steps:
                 sent += step.bytes_sent(blocks[0].size * c.itemsize, c.mesh)
@@ -166,7 +166,7 @@ def test_every_pair(index: int):
             assert holds(c, target, blocks, wanted[target]), said
             price = priced(sent, sum(step.name != "slice" for step in steps), len(steps))
             assert price == least[source.varying | target.varying][i, j], said
-            assert sent == cost(source, target, c.shape, c.mesh, c.extents, c.itemsize), said
+            assert sent == Reshard(source, target, c.shape, c.mesh, c.extents, c.itemsize).cost, said
     print(f"{c}: {pairs} pairs of {len(all_states)} shardings")
     assert pairs == c.pairs
 
@@ -181,7 +181,7 @@ def test_every_pair_by_time(index: int):
         if not set(target.partial) <= set(source.partial):
             continue
         arguments = (source, target, c.shape, c.mesh, c.extents, c.itemsize)
-        flat, steps = plan(*arguments), plan(*arguments, seconds)
+        flat, steps = Reshard(*arguments).steps, Reshard(*arguments, seconds).steps
         blocks, here = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind)), source
         for step in steps:
             blocks = step.simulate(blocks, c.shape, here, c.mesh)
@@ -190,7 +190,7 @@ def test_every_pair_by_time(index: int):
         assert here == target, said
         assert holds(c, target, blocks, np.stack(blocks_of(c, target.whole(), [value]))), said
         time = timed(c, source, steps, seconds)
-        assert time == cost(*arguments, seconds) == least[frozenset(c.mesh.axes)][i, j], said
+        assert time == Reshard(*arguments, seconds).cost == least[frozenset(c.mesh.axes)][i, j], said
         assert time <= timed(c, source, flat, seconds), said
         faster += time < timed(c, source, flat, seconds)
         assert not any(fused(source, flat, c.mesh)), said
@@ -220,8 +220,8 @@ def test_a_detour_over_an_idle_fast_axis():
     network = Network((NetworkTier("switch", {"gpu": 4}, 64e9), NetworkTier("switch", {"node": 2}, 1e9)))
     mesh = Mesh("node:2 gpu:4")
     arguments = (Sharding.of({}, ["node"]), Sharding(), dims("x:4096 y:8"), mesh, Extents(), 4)
-    assert list(map(str, plan(*arguments))) == ["all_reduce(sum) over node"]
-    assert list(map(str, plan(*arguments, place(network, mesh).seconds))) == [
+    assert list(map(str, Reshard(*arguments).steps)) == ["all_reduce(sum) over node"]
+    assert list(map(str, Reshard(*arguments, place(network, mesh).seconds).steps)) == [
         "slice x over gpu", "reduce_scatter x over node", "all_gather x over gpu,node"
     ]  # fmt: skip
 
@@ -237,7 +237,7 @@ def test_noticed_when_broken():
                 continue
             blocks = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind))
             wanted = np.stack(blocks_of(c, target.whole(), [value]))
-            steps = plan(source, target, c.shape, c.mesh, c.extents, c.itemsize)
+            steps = Reshard(source, target, c.shape, c.mesh, c.extents, c.itemsize).steps
             for what, broken in mutants(steps):
                 try:
                     got = blocks
@@ -281,20 +281,24 @@ def test_many_axes():
         target = some_sharding(list(source.partial))
         whole = Sharding.of({}, target.partial)
         arguments = (c.shape, c.mesh, c.extents, c.itemsize)
-        steps = plan(source, target, *arguments)
+        steps = Reshard(source, target, *arguments).steps
         blocks = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind))
         here, wanted = source, np.stack(blocks_of(c, target.whole(), [value]))
         for step in steps:
             blocks = step.simulate(blocks, c.shape, here, c.mesh)
             here = step.step(here, c.mesh)
         assert here == target and holds(c, target, blocks, wanted), f"{source} to {target}"
-        assert cost(source, target, *arguments) <= cost(source, whole, *arguments), f"{source} to {target}"
+        assert Reshard(source, target, *arguments).cost <= Reshard(source, whole, *arguments).cost, (
+            f"{source} to {target}"
+        )
 
 
 def test_the_example_of_a_scratch_dim():
     """Two dims swap axes of unequal sizes most cheaply through a third."""
     mesh, shape = Mesh("a:2 b:3"), dims("x:6 y:6 z:6")
-    steps = plan(Sharding.of({"x": "a", "y": "b"}), Sharding.of({"x": "b", "y": "a"}), shape, mesh, Extents(), 4)
+    steps = Reshard(
+        Sharding.of({"x": "a", "y": "b"}), Sharding.of({"x": "b", "y": "a"}), shape, mesh, Extents(), 4
+    ).steps
     assert list(map(str, steps)) == [
         "all_to_all x -> z over a",
         "all_to_all y -> x over b",
@@ -314,4 +318,4 @@ def test_the_example_of_a_scratch_dim():
 )
 def test_what_cannot_be(source: Sharding, target: Sharding, message: str):
     with pytest.raises(LayoutError, match=message):
-        plan(source, target, dims("x:8 y:8"), Mesh("a:2 b:3"), Extents(), 4)
+        _ = Reshard(source, target, dims("x:8 y:8"), Mesh("a:2 b:3"), Extents(), 4).steps
