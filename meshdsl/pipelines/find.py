@@ -80,7 +80,7 @@ def values(body: Graph, given: Sequence[Var], wanted: Sequence[Var]) -> Graph:
     return dce(Graph(tuple(given), eqns, tuple(wanted)))
 
 
-def find(eqn: Eqn, mesh: Mesh, layout: Layout, chunks: int = 1) -> Loop | None:
+def find(eqn: Eqn, mesh: Mesh, layout: Layout, chunks: int = 1, late: bool = False) -> Loop | None:
     """The pipeline of an equation; None if it is no loop over micro-batches of layers that are mapped to stages.
 
     Raises `LayoutError`, with the user's line, for such a loop that cannot run as a pipeline.
@@ -98,7 +98,7 @@ def find(eqn: Eqn, mesh: Mesh, layout: Layout, chunks: int = 1) -> Loop | None:
     if max((levels[v] for v in forward.ins), default=Level.FIXED) > Level.BEFORE:
         raise _refused(forward, dim, "its layers read what a later part of the same micro-batch computes")
     terms = _terms(eqn.control, forward, backward, levels)
-    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips, chunks), levels, terms)
+    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips, chunks, late), levels, terms)
 
 
 def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:

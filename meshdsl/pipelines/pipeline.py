@@ -16,13 +16,18 @@ from .stages import StageDims
 from .ticks import Dims, run_ticks
 
 
-def pipelined(graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
+def pipelined(
+    graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1, late: bool = False
+) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
     """The graph with pipelines, the layout with their dims of stages, and their schedules.
+
+    If `late`, backward passes begin a tick after the last forward pass, so that the forward and the backward pass of a
+    tick do not depend on each other, and run layer by layer in one loop.
 
     Raises `LayoutError`, with the user's line, for a loop over micro-batches whose layers are mapped to stages and that
     cannot run in stages; `NoEffectError` for chunks without a pipeline.
     """
-    found = [loop for eqn, _ in walk(graph) if (loop := find(eqn, mesh, layout, chunks)) is not None]
+    found = [loop for eqn, _ in walk(graph) if (loop := find(eqn, mesh, layout, chunks, late)) is not None]
     if not found and chunks > 1:
         raise NoEffectError(
             f"chunks={chunks} has no effect: no loop over micro-batches has layers in pipeline stages\n"

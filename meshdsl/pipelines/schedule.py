@@ -29,12 +29,18 @@ class Schedule:
     stages: int
     microbatches: int
     chunks: int = 1  # blocks of layers of each stage
+    late: bool = False  # whether backward passes begin a tick after the last forward pass, not in the same tick
     loops: tuple[str, ...] = field(default=(), repr=False)  # dims of its loops: forward passes, both, backward passes
 
     @property
     def delay(self) -> int:
         """Ticks between the forward and the backward pass of a micro-batch on the first stage."""
-        return 2 * self.warm
+        return 2 * (self.blocks - 1) + self.late
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of layers, of all stages."""
+        return self.stages * self.chunks
 
     @property
     def slots(self) -> int:
@@ -44,7 +50,7 @@ class Schedule:
     @property
     def warm(self) -> int:
         """Ticks before the first backward pass; as many follow after the last forward pass."""
-        return self.stages * self.chunks - 1
+        return self.blocks - 1 + self.late
 
     @property
     def both(self) -> int:
@@ -64,7 +70,7 @@ class Schedule:
     @property
     def ticks(self) -> int:
         """All ticks of a step."""
-        return self.both + self.delay
+        return self.both + 2 * self.warm
 
     @property
     def bubble(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ..control import SCAN
 from ..control.batching import batched
@@ -91,44 +92,87 @@ class Rows:
     stacks: Mapping[int, Tensor]
 
 
-def run_stages(
-    eqn: Eqn,
-    ins: Sequence[Tensor],
-    dims: StageDims,
-    block: Tensor,
-    *,
-    read: Sequence[Rows] = (),
-    written: Rows | None = None,
-    added: Rows | None = None,
-    valid: Tensor | bool = True,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The last carries [stage ...] and rows [stage inner ...] of a loop over layers, of all stages, and its stacks.
+@dataclass(frozen=True, eq=False)
+class StageLoop:
+    """A loop over the layers of all stages, with its operands.
 
     `ins` are the operands of `eqn`: constants and carries may have the dim `stage`, rows are [stage inner ...]. Rows
     that are `read` from stacks are missing in `ins`. New rows are `written` into stacks, or `added` to theirs on stages
-    where `valid`; the results have these stacks, those that are written first. `block` [stage] is the number of each
-    stage's block of layers.
+    where `valid`. `block` [stage] is the number of each stage's block of layers.
     """
-    consts, carries, rows = loop_of(eqn).inputs(ins)
-    number = iota(dims.inner)
-    rows = [*rows, number]
-    if dims.padded > dims.layer.size:
-        here = broadcast(block * dims.inner.size, (dims.stage, dims.inner)) + number < dims.layer.size
-        rows.append(here)
-    stored = [each for each in (written, added) if each is not None]
-    consts = [*consts, as_tensor(valid), *(as_tensor(each.first) for each in (*read, *stored))]
-    consts += [x for each in read for x in each.stacks.values()]
-    carries = [*carries, *(x for each in stored for x in each.stacks.values())]
-    ins, n, m = [*consts, *carries, *rows], len(consts), len(carries)
-    one_layer = _Layer(loop_of(eqn), dims.padded > dims.layer.size, tuple(read), written, added)
+
+    eqn: Eqn
+    ins: Sequence[Tensor]
+    block: Tensor
+    read: Sequence[Rows] = ()
+    written: Rows | None = None
+    added: Rows | None = None
+    valid: Tensor | bool = True
+
+    @property
+    def scan(self) -> Scan:
+        """The loop over all layers."""
+        return loop_of(self.eqn)
+
+    @property
+    def stacks(self) -> int:
+        """The number of the stacks that it changes."""
+        return len([x for each in self.stored for x in each.stacks])
+
+    @property
+    def stored(self) -> list[Rows]:
+        """The stacks that the loop changes."""
+        return [each for each in (self.written, self.added) if each is not None]
+
+    def operands(self, dims: StageDims) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Constants, carries and rows of the loop over the layers of a stage, as `_Layer.run` reads them."""
+        consts, carries, rows = self.scan.inputs(self.ins)
+        if dims.padded > dims.layer.size:
+            first = broadcast(self.block * dims.inner.size, (dims.stage, dims.inner))
+            rows = [*rows, first + iota(dims.inner) < dims.layer.size]
+        consts = [*consts, as_tensor(self.valid), *(as_tensor(each.first) for each in (*self.read, *self.stored))]
+        consts += [x for each in self.read for x in each.stacks.values()]
+        return consts, [*carries, *(x for each in self.stored for x in each.stacks.values())], list(rows)
+
+
+LoopResults = tuple[list[Tensor], list[Tensor], list[Tensor]]  # last carries [stage ...], rows [stage inner ...], stacks
+
+
+def run_stages(loop: StageLoop, dims: StageDims, beside: StageLoop | None = None) -> list[LoopResults]:
+    """The results of a loop over layers, and of the loop `beside` it over the same number of layers in reverse.
+
+    Both run as one loop: a trip computes a layer of each. No rows are returned of the second one. It reads the stacks
+    that the first one changes where they are, from rows that the first one does not write. Stacks are in the order
+    written, added.
+    """
+    loops = [loop] if beside is None else [loop, beside]
+    consts, carries, rows = map(list, zip(*(each.operands(dims) for each in loops), strict=True))
+    consts += rows[1:]
+    kinds = (consts, carries, [*rows[:1], [iota(dims.inner)]])
+    layers = [_Layer(each, dims.padded > dims.layer.size) for each in loops]
+
+    def trip(*xs: Tensor) -> list[Tensor]:
+        values = iter(xs)
+        consts, carries, rows = ([list(islice(values, len(each))) for each in kind] for kind in kinds)
+        number = rows[1][0]
+        (after, new), *others = [layers[0].run(consts[0], carries[0], rows[0], number)]
+        if beside is not None:
+            number = dims.inner.size - 1 - number
+            own = [take(x, number, dims.inner) for x in consts[2]]
+            changed = {id(x): now for x, now in zip(kinds[1][0], carries[0], strict=True)}
+            held = [changed.get(id(x), value) for x, value in zip(kinds[0][1], consts[1], strict=True)]
+            others.append(layers[1].run(held, carries[1], own, number))
+        return [*after, *(x for state, _ in others for x in state), *new]
+
+    ins = [x for kind in kinds for each in kind for x in each]
+    n, m = (len([x for each in kind for x in each]) for kind in kinds[:2])
     types = [_type_of(x, dims.stage) for x in ins]
-    row_types = [_type_of(x, dims.stage, dims.inner) for x in rows]
-    body = trace(lambda *xs: one_layer.run(xs[:n], xs[n : n + m], xs[n + m :]), [*types[: n + m], *row_types])[0]
-    control = dataclasses.replace(loop_of(eqn), dim=dims.inner, body=body, consts=n, carries=m)
+    inner_types = [*types[: n + m], *(_type_of(x, dims.stage, dims.inner) for x in ins[n + m :])]
+    control = dataclasses.replace(loop.scan, dim=dims.inner, body=trace(trip, inner_types)[0], consts=n, carries=m)
     one = trace(lambda *xs: list(bind(SCAN, *xs, control=control)), types)[0]
-    outs = [staged(x, dims.stage) for x in batched(one, ins, dims.stage)]
-    last = loop_of(eqn).carries
-    return outs[:last], outs[m:], outs[last:m]
+    outs = iter([staged(x, dims.stage) for x in batched(one, ins, dims.stage)])
+    states = [(list(islice(outs, each.scan.carries)), list(islice(outs, each.stacks))) for each in loops]
+    return [(state, list(outs), stacks) for state, stacks in states]
 
 
 def _type_of(x: Tensor, *apart: Dim) -> Type:
@@ -139,27 +183,26 @@ def _type_of(x: Tensor, *apart: Dim) -> Type:
 class _Layer:
     """One trip of a loop over the layers of a stage, some of whose rows are in stacks."""
 
-    loop: Scan
+    loop: StageLoop
     uneven: bool
-    read: tuple[Rows, ...]
-    written: Rows | None
-    added: Rows | None
 
-    def run(self, consts: Sequence[Tensor], carries: Sequence[Tensor], rows: Sequence[Tensor]) -> list[Tensor]:
-        """The carries, the stacks and the rows after the layer.
+    def run(
+        self, consts: Sequence[Tensor], carries: Sequence[Tensor], rows: Sequence[Tensor], number: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The carries with the stacks, and the rows after the layer of this number in its stage.
 
         `consts` are the loop's, whether the stage's unit of work is valid, the first row of each group of stacks, and
         the stacks that are read; `carries` are the loop's and the stacks that are written; `rows` are the loop's that
-        are not in stacks, the number of the layer in its stage, and, if `uneven`, whether the stage has such a layer.
+        are not in stacks, and, if `uneven`, whether the stage has such a layer.
         """
-        loop, present = self.loop, rows[-1] if self.uneven else None
-        *rows, number = rows[:-1] if self.uneven else rows
+        loop, present = self.loop.scan, rows[-1] if self.uneven else None
+        rows = rows[:-1] if self.uneven else rows
         before, stacks = carries[: loop.carries], iter(carries[loop.carries :])
         valid, *rest = consts[loop.consts :]
         firsts = iter(rest)
         given = dict[int, Tensor]()
-        old = iter(rest[len(self.read) + (self.written is not None) + (self.added is not None) :])
-        for each in self.read:
+        old = iter(rest[len(self.loop.read) + len(self.loop.stored) :])
+        for each in self.loop.read:
             row = next(firsts) + number
             given |= {i: _at(next(old), row) for i in each.stacks}
         others = iter(rows)
@@ -168,14 +211,13 @@ class _Layer:
         if present is not None:
             after = [where(present, x, old) for x, old in zip(after, before, strict=True)]
         stored: list[Tensor] = []
-        for each in (self.written, self.added):
-            row = None if each is None else next(firsts) + number
-            for i in () if each is None else each.stacks:
-                assert row is not None
+        for each in self.loop.stored:
+            row = next(firsts) + number
+            for i in each.stacks:
                 x = next(stacks)
-                value = new[i] if each is self.written else add(_at(x, row), where(valid, new[i], 0))
+                value = new[i] if each is self.loop.written else add(_at(x, row), where(valid, new[i], 0))
                 stored.append(_with_row(x, value, row))
-        return [*after, *stored, *new]
+        return [*after, *stored], list(new)
 
 
 def _at(ring: Tensor, number: Tensor) -> Tensor:

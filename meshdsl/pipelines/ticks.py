@@ -21,11 +21,13 @@ from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
 from ..ops.reductions import broadcast, sum
 from ..ops.slicing import roll, shift
-from ..trace import Tensor, bind1, evaluate, trace, tree
+from ..trace import Tensor, as_tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
 from .stages import (
+    LoopResults,
     Rows,
     StageDims,
+    StageLoop,
     by_stage,
     layers_of_stages,
     of_stage,
@@ -58,24 +60,47 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
     first, both, last = (range(start, start + dim.size) for dim, start in zip(dims.ticks, starts, strict=True))
 
     def fill(state: Any, tick: Tensor) -> Any:
-        ring, forward, _ = pipe.forward(tick, first, *state)
-        return (ring, forward), None
+        ring, forward, _ = state
+        loop, after = pipe.forward(tick, first, ring, forward)
+        return after(run_stages(loop, dims.stages)[0]), None
 
     def steady(state: Any, tick: Tensor) -> Any:
         ring, forward, backward, sums = state
-        ring, forward, results = pipe.forward(tick, both, ring, forward)
-        entering, terms = pipe.between(tick, both, results)
-        backward, sums, more = pipe.backward(tick, both, ring, backward, entering, sums)
+        loop, after = pipe.forward(tick, both, ring, forward)
+        ring, forward, computed = after(run_stages(loop, dims.stages)[0])
+        entering, terms = pipe.between(tick, both, computed)
+        loop, after = pipe.backward(tick, both, ring, backward, entering, sums)
+        backward, sums, more = after(run_stages(loop, dims.stages)[0])
         return (ring, forward, backward, _added(sums, terms, more)), None
+
+    def paired(state: Any, tick: Tensor) -> Any:
+        ring, forward, backward, entering, sums = state
+        f, after_f = pipe.forward(tick, both, ring, forward)
+        b, after_b = pipe.backward(tick, both, ring, backward, entering, sums)
+        of_f, of_b = run_stages(f, dims.stages, beside=b)
+        ring, forward, computed = after_f(of_f)
+        backward, sums, more = after_b(of_b)
+        entering, terms = pipe.between(tick, both, computed)
+        return (ring, forward, backward, entering, _added(sums, terms, more)), None
 
     def drain(state: Any, tick: Tensor) -> Any:
         backward, sums = state
-        backward, sums, terms = pipe.backward(tick, last, ring, backward, None, sums)
+        loop, after = pipe.backward(tick, last, ring, backward, entering, sums)
+        backward, sums, terms = after(run_stages(loop, dims.stages)[0])
         return (backward, _added(sums, terms)), None
 
-    (ring, forward), _ = scan(fill, pipe.before_forward(), ticks[0], over=dims.ticks[0])
-    state = (ring, forward, *pipe.before_backward())
-    (ring, _, backward, sums), _ = scan(steady, state, ticks[1], over=dims.ticks[1])
+    ring, forward = pipe.before_forward()
+    (ring, forward, computed), _ = scan(fill, (ring, forward, forward), ticks[0], over=dims.ticks[0])
+    backward, sums = pipe.before_backward()
+    entering: list[Tensor] | None = None
+    if schedule.late:
+        tick = as_tensor(schedule.warm - 1)
+        entering, terms = pipe.between(tick, range(schedule.warm - 1, schedule.warm), computed)
+        state = (ring, forward, backward, entering, _added(sums, terms))
+        (ring, _, backward, entering, sums), _ = scan(paired, state, ticks[1], over=dims.ticks[1])
+    else:
+        state = (ring, forward, backward, sums)
+        (ring, _, backward, sums), _ = scan(steady, state, ticks[1], over=dims.ticks[1])
     (_, sums), _ = scan(drain, (backward, sums), ticks[2], over=dims.ticks[2])
     return pipe.results(sums)
 
@@ -213,8 +238,11 @@ class _Pipe:
         found = cond(needed(tick), lambda: evaluate(graph, held), lambda: zeros, frequency=frequency)
         return tree.tree_unflatten(results, found)
 
-    def forward(self, tick: Tensor, every: range, ring: list[Tensor], state: list[Tensor]) -> Any:
-        """Returns the ring, the carries for the next tick, and a function to the results of the last stage."""
+    def forward(
+        self, tick: Tensor, every: range, ring: list[Tensor], state: list[Tensor]
+    ) -> tuple[StageLoop, Callable[[LoopResults], Any]]:
+        """The loop over layers, and a function of its results, which returns the ring, the carries for the next tick,
+        and what each stage computed."""
         loop, stages, n = self.loop, self.dims.stages, loop_of(self.loop.forward).carries
         consts, carries, rows = _operands(loop.forward)
         first = values(loop.body, [*self.given[0], *self.given[1]], carries)
@@ -234,36 +262,38 @@ class _Pipe:
         written = Rows(self._first_row(tick), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)})
         operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
         weights = self._weights(chunk, rows)
-        after, new_rows, ring = run_stages(loop.forward, operands, stages, block, read=weights, written=written)
-        by_row = {v: new_rows[i] for v, i in numbers.items()}
-        here = broadcast(block, (self.stage, self._every)) == iota(self._every)
-        collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
 
-        def results() -> dict[Var, Tensor]:
-            last = [*after, *collected]
-            if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one
-                last = [of_stage(x, self.stage, self.stage.size - 1) for x in last]
-            complete = [
-                stacked_again(x, StageDims(stages.layer, self._every, stages.inner, stages.inner)) for x in last[n:]
-            ]
-            return dict(zip((*loop.forward.outs[:n], *self.collected), (*last[:n], *complete), strict=True))
+        def results(found: LoopResults) -> Any:
+            after, new_rows, ring = found
+            by_row = {v: new_rows[i] for v, i in numbers.items()}
+            here = broadcast(block, (self.stage, self._every)) == iota(self._every)
+            collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
+            return ring, self._moved((*after, *collected), 1), [*after, *collected]
 
-        return ring, self._moved((*after, *collected), 1), results
+        return StageLoop(loop.forward, operands, block, read=weights, written=written), results
+
+    def _last(self, computed: Sequence[Tensor]) -> dict[Var, Tensor]:
+        """The results of the last stage's forward pass, from what each stage computed."""
+        stages, n = self.dims.stages, loop_of(self.loop.forward).carries
+        if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one
+            computed = [of_stage(x, self.stage, self.stage.size - 1) for x in computed]
+        complete = [
+            stacked_again(x, StageDims(stages.layer, self._every, stages.inner, stages.inner)) for x in computed[n:]
+        ]
+        return dict(zip((*self.loop.forward.outs[:n], *self.collected), (*computed[:n], *complete), strict=True))
 
     def _first_row(self, tick: Tensor) -> Tensor:
         """The number in the ring of a tick's first row. Block q of n is read 2(n-1-q) ticks later."""
         return tick % self.loop.schedule.slots * self.dims.stages.inner.size
 
-    def between(
-        self, tick: Tensor, every: range, last: Callable[[], Mapping[Var, Tensor]]
-    ) -> tuple[list[Tensor], Sums]:
+    def between(self, tick: Tensor, every: range, computed: Sequence[Tensor]) -> tuple[list[Tensor], Sums]:
         """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
         before, schedule = self.stage.size - 1, self.loop.schedule
         return self._in_ticks(
             tick,
             every,
             lambda number: schedule.unit(number - before)[1] == schedule.chunks - 1,
-            lambda: self._between(self.row(self.unit(tick - before)[0]), last()),
+            lambda: self._between(self.row(self.unit(tick - before)[0]), self._last(computed)),
         )
 
     def _between(self, rows: Sequence[Tensor], last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
@@ -289,19 +319,20 @@ class _Pipe:
         state: list[Tensor],
         entering: list[Tensor] | None,
         sums: Sums,
-    ) -> tuple[list[Tensor], Sums, Sums]:
-        """Returns the carries after the tick, the sums with the layers' gradients, and what is still to be added.
+    ) -> tuple[StageLoop, Callable[[LoopResults], tuple[list[Tensor], Sums, Sums]]]:
+        """The loop over layers, and a function of its results, which returns the carries after the tick, the sums with
+        the layers' gradients, and what is still to be added.
 
-        `entering` goes into the last stage.
+        `entering` goes into the last stage. If the loss is late, messages are sent after the loop, beside it.
         """
         loop, schedule, stages = self.loop, self.loop.schedule, self.dims.stages
-        state = self._moved(state, -1)
+        state = state if schedule.late else self._moved(state, -1)
         number = tick - schedule.delay + iota(self.stage) + schedule.turn
         microbatch, turn = self.unit(number)
         chunk = schedule.chunks - 1 - turn
         block = chunk * self.stage.size + iota(self.stage)
         if entering is not None:
-            is_last = block == schedule.warm
+            is_last = block == schedule.blocks - 1
             state = [where(is_last, x, old) for x, old in zip(entering, state, strict=True)]
         valid = self._real(number)
         shipped = dict(zip(loop.shipped, state, strict=False))
@@ -314,11 +345,16 @@ class _Pipe:
         added = Rows(chunk * stages.inner.size, {n: x for (kind, n), x in sums.items() if kind == "rows"})
         operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
         read = [saved, *self._weights(chunk, rows)]
-        after, _, totals = run_stages(loop.backward, operands, stages, block, read=read, added=added, valid=valid)
-        sums = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
-        more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
-        moved = [*(after[i] for i in loop.shipped), *crossing.values()]
-        return moved, sums, {**more, **self._after_terms(tick, every, moved)}
+
+        def results(found: LoopResults) -> tuple[list[Tensor], Sums, Sums]:
+            after, _, totals = found
+            with_rows = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
+            more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
+            computed = [*(after[i] for i in loop.shipped), *crossing.values()]
+            more |= self._after_terms(tick, every, computed)
+            return self._moved(computed, -1) if schedule.late else computed, with_rows, more
+
+        return StageLoop(loop.backward, operands, block, read=read, added=added, valid=valid), results
 
     def _real(self, number: Tensor) -> Tensor:
         """False for stages in a bubble, by the number of the unit of work that would be theirs."""
