@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 
@@ -70,6 +71,7 @@ class PassState:
     weight_update: UpdateTable = UNCHANGED
     overlap: OverlapPlan = UNPLANNED
     schedules: tuple[Schedule, ...] = ()  # of the pipelines
+    without_pipelines: PassState | None = None  # the state before them
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,22 @@ def _decides(options: Options) -> Machine | None:
 def _pipeline(state: PassState, options: Options) -> PassState:
     graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout, options.chunks)
     program = None if schedules else state.program  # a search lowers layouts together, without pipelines
-    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules, program=program)
+    before = state if schedules else None
+    changes = {"graph": graph, "layout": layout, "schedules": schedules, "program": program}
+    return dataclasses.replace(state, **changes, without_pipelines=before)
+
+
+def _paired(state: PassState, options: Options) -> Program:
+    """The program before its overlap is planned, with one loop over layers in the ticks of its pipelines."""
+    before = state.without_pipelines
+    assert before is not None
+    graph, layout, schedules = pipelined(before.graph, before.mesh, before.layout, options.chunks, late=True)
+    state = dataclasses.replace(before, graph=graph, layout=layout, schedules=schedules, program=None)
+    for each in (Pass("shard weight updates", _shard_weight_updates), Pass("partition", _partition), *AFTER_PARTITION):
+        state = each.run(state, options)
+    state = _in_steps(state, options)
+    assert state.program is not None
+    return state.program
 
 
 def _shard_weight_updates(state: PassState, options: Options) -> PassState:
@@ -174,8 +191,12 @@ def _plan_overlap(state: PassState, options: Options) -> PassState:
         return state
     assert state.program is not None and options.machine is not None
     placement = state.refined.placement(place(options.machine.network, state.refined.coarse))
-    donated = [state.program.ins[i] for i in options.donated]
-    program, plan = plan_overlap(state.program, options.overlap, options.machine, placement, donated)
+    paired = None
+    if state.schedules and not options.unroll and all(each.microbatches > 1 for each in state.schedules):
+        paired = partial(_paired, state, options)
+    program, plan = plan_overlap(
+        state.program, options.overlap, options.machine, placement, options.donated, paired
+    )
     return dataclasses.replace(state, program=program, overlap=plan)
 
 

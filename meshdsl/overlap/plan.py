@@ -6,25 +6,24 @@ timeline that fits the memory limit; the unchanged program is always a candidate
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import cast
 
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
-from ..cost.memory import memory
+from ..cost.memory import Memory, memory
 from ..cost.network import Placement
 from ..cost.timeline import Timeline, timeline
 from ..errors import LayoutError
 from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..errors.units import show_bytes
-from ..ir import Fuses, Op, Var
+from ..ir import Fuses, Op
 from ..lowering.asynchrony import Start
 from ..lowering.program import Program
-from .fences import fence, kernels_with_products, windows
+from .fences import kernels_with_products, windows
 from .memory_target import GROWTH, MemoryTarget
-from .one_in_flight import one_in_flight
-from .planner import Planner
+from .planner import Planner, fenced
 from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, OverlapWindow
 
@@ -32,18 +31,29 @@ Judged = tuple[Attempt, Program, Timeline]
 
 
 def plan_overlap(
-    program: Program, request: Overlap, machine: Machine, placement: Placement, donated: Collection[Var] = ()
+    program: Program,
+    request: Overlap,
+    machine: Machine,
+    placement: Placement,
+    donated: Collection[int] = (),
+    paired: Callable[[], Program] | None = None,
 ) -> tuple[Program, OverlapPlan]:
     """The program in the planned order, with fences, and the plan.
+
+    `donated` are the numbers of the inputs whose memory results may reuse. `paired` returns the program of a pipeline
+    in whose ticks one loop computes the layers of two micro-batches, one forward and one backward.
 
     Raises `NoEffectError` if the mode has no effect in this program, and `LayoutError` if its plan exceeds the memory
     limit.
     """
     limit = machine.hbm if request.memory_limit is None else request.memory_limit
 
+    def used(one: Program) -> Memory:
+        return memory(one, donated=[one.ins[i] for i in donated], machine=machine)
+
     def judged(name: str, one: Program, time: Timeline | None = None) -> Judged:
         time = timeline(ledger(one), machine, placement) if time is None else time
-        peak = memory(one, donated=donated, machine=machine).peak
+        peak = used(one).peak
         over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
         return Attempt(name, time.seconds, time.exposed, peak, over), one, time
 
@@ -57,21 +67,16 @@ def plan_overlap(
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
 
-    def fenced(one: Program) -> Program:
-        if machine.target.one_in_flight:
-            one = one_in_flight(one, machine, placement)
-        return fence(one, kernels_with_products(one))
-
     def seconds(one: Program) -> float:
         check_deadline()
         return timeline(ledger(one), machine, placement).seconds
 
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
-    target = MemoryTarget(lambda one: memory(fenced(one), donated=donated, machine=machine), seconds, near, limit)
-    planner = Planner(program, machine, placement, request, target)
+    target = MemoryTarget(lambda one: used(fenced(one, machine, placement)), seconds, near, limit)
+    planner = Planner(program, machine, placement, request, target, paired)
     candidates = [
         plain,
-        *(judged(name, fenced(one)) for name, one in planner.plans(request.mode)),
+        *(judged(name, fenced(one, machine, placement)) for name, one in planner.plans(request.mode)),
     ]
     chosen = _best(request, candidates)
     if request.mode != "auto" and not _overlaps(chosen[1]):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
@@ -21,6 +23,7 @@ from .lancet import lancet
 from .late_sends import late_sends
 from .list_schedule import list_schedule
 from .memory_target import MemoryTarget
+from .one_in_flight import one_in_flight
 from .ranges import expert_ranges, pipelined, reductions_early, staggered
 from .reasons import no_parts, no_rings, no_skew
 from .ring_products import faster_rings, ring_products, rings
@@ -35,17 +38,36 @@ STAGGER = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # delays of later parts to 
 NEARLY = 0.9  # cuts whose communication in parts is at least this fraction of the largest are compared by their time
 
 
+def fenced(program: Program, machine: Machine, placement: Placement) -> Program:
+    """A planned program with fences; where the machine's compiler runs one collective at a time, so does it."""
+    if machine.target.one_in_flight:
+        program = one_in_flight(program, machine, placement)
+    return fence(program, kernels_with_products(program))
+
+
 class Planner:
     """The plans of one program on one machine, by mode. The program is unrolled once.
 
-    `target` has the peak memory that orders should stay below.
+    `target` has the peak memory that orders should stay below; `paired` returns the program of a pipeline whose ticks
+    have one loop over layers.
     """
 
     def __init__(
-        self, program: Program, machine: Machine, placement: Placement, request: Overlap, target: MemoryTarget
+        self,
+        program: Program,
+        machine: Machine,
+        placement: Placement,
+        request: Overlap,
+        target: MemoryTarget,
+        paired: Callable[[], Program] | None = None,
     ):
         self.machine, self.placement, self.request, self.target = machine, placement, request, target
-        self.program, self.unrolled = program, self.unroll(program)
+        self.program, self.paired = program, paired
+
+    @cached_property
+    def unrolled(self) -> Program:
+        """The program without loops."""
+        return self.unroll(self.program)
 
     def unroll(self, program: Program) -> Program:
         """The program without loops, with a reduction for each row of a stack, for the stack, or for several gradients
@@ -67,6 +89,10 @@ class Planner:
 
     def plans(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The plans of a mode, with their names."""
+        if mode in ("ticks", "auto"):
+            yield from self.ticks(mode)
+        if mode == "ticks":
+            return
         exchanges = self.exchanges_beside()
         if mode in ("dw", "auto") and (exchanges or mode == "dw"):
             self.need_exchanges(mode, exchanges)
@@ -157,6 +183,25 @@ class Planner:
             raise NoEffectError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
         for name, one in programs.items():
             yield name, self.in_order(self.combined(one), list_schedule)
+
+    def ticks(self, mode: str) -> Iterator[tuple[str, Program]]:
+        """The program of a pipeline with paired ticks, and every body in an order of its own."""
+
+        def ordered_loops(one: Program) -> Program:
+            eqns = tuple(eqn.map_graphs(body) for eqn in one.eqns)
+            return self.in_order(one.replace(eqns=eqns), list_schedule)
+
+        def body(one: Any) -> Program:
+            return fenced(ordered_loops(one), self.machine, self.placement)
+
+        if self.paired is not None:
+            yield "ticks", ordered_loops(self.paired())
+        elif mode != "auto":
+            raise NoEffectError(
+                f"overlap={mode!r} has no effect: no loop over 2 micro-batches or more runs in pipeline stages\n"
+                "  map the dim of the layers to an axis and divide the batch with microbatches=, without unroll=True; "
+                "or use overlap='list'"
+            )
 
     def lancet(self, mode: str) -> Iterator[tuple[str, Program]]:
         dim = self.request.dim

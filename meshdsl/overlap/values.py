@@ -10,7 +10,7 @@ from ..errors.markup import titled
 from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.units import percent, seconds, show_bytes
 
-MODES = ("none", "auto", "dw", "partition", "lancet", "experts", "list", "ring", "skew", "halves")
+MODES = ("none", "auto", "dw", "partition", "lancet", "experts", "list", "ring", "skew", "halves", "ticks")
 CHOOSING = ("partition", "lancet", "experts")  # modes that choose the number of parts
 STEPS = ("auto", "flat", "always")  # for collectives in steps
 SHOWN = 20  # `print` shows this many windows, the longest
@@ -31,6 +31,8 @@ class Overlap:
     - "list": list scheduling of the whole step;
     - "ring": "list", and products read gathered operands block by block (collective matmul);
     - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late;
+    - "ticks": loops stay loops; in a tick of a pipeline, the forward pass of one micro-batch and the backward pass of
+      another run layer by layer in one loop, each beside the communication of the other;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
     - "auto": the fastest of these by the timeline ("partition" and "experts" are not tried: "lancet" and "halves" cut
       more).
