@@ -96,7 +96,7 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
     if schedule.late:
         tick = as_tensor(schedule.warm - 1)
         entering, terms = pipe.between(tick, range(schedule.warm - 1, schedule.warm), computed)
-        state = (ring, forward, backward, entering, _added(sums, terms))
+        state = (ring, forward, backward, entering, {**sums, **terms})  # sums are zeros until here
         (ring, _, backward, entering, sums), _ = scan(paired, state, ticks[1], over=dims.ticks[1])
     else:
         state = (ring, forward, backward, sums)
