@@ -11,6 +11,7 @@ Only the order changes: all equations keep their operands, so results are bitwis
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -20,10 +21,10 @@ from ..cost.machine import Machine
 from ..cost.network import Placement
 from ..errors import InternalError
 from ..errors.deadline import check_deadline
-from ..ir import Eqn, Var
+from ..ir import Eqn, Fuses, Op, Var
 from ..lowering.asynchrony import WAIT, Start
 from ..lowering.program import Program
-from ..targets.fusion import Kernel, Send, Step
+from ..targets.fusion import Kernel, Send, Step, holders
 
 
 @dataclass(eq=False)
@@ -78,9 +79,25 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
             of[id(item)].readers.append(of[id(reader)])
             of[id(reader)].needs.append(of[id(item)])
     tasks = tuple(of.values())
+    _update_after_reads(program, tasks)
     for task in reversed(tasks):
         task.tail = task.seconds + max((reader.tail for reader in task.readers), default=0.0)
     return Tasks(program, machine, tasks)
+
+
+def _update_after_reads(program: Program, tasks: Sequence[Task]) -> None:
+    """Let tasks that write a part of a value in place wait for those before them that read it: otherwise the device
+    copies it."""
+    stored, readers = holders(program), defaultdict[Var, list[Task]](list)
+    for task in tasks:
+        eqns = task.step.eqns if isinstance(task.step, Kernel) else ()
+        updated = [eqn.ins[0] for eqn in eqns if isinstance(eqn.op, Op) and eqn.op.fuses is Fuses.UPDATE]
+        for source in dict.fromkeys(reader for v in updated for reader in readers[stored.get(v, v)]):
+            if source not in task.needs:
+                source.readers.append(task)
+                task.needs.append(source)
+        for v in task.step.reads:
+            readers[v].append(task)
 
 
 def ordered(tasks: Tasks, order: Sequence[Task]) -> Program:

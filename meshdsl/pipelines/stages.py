@@ -155,14 +155,15 @@ def run_stages(loop: StageLoop, dims: StageDims, beside: StageLoop | None = None
         values = iter(xs)
         consts, carries, rows = ([list(islice(values, len(each))) for each in kind] for kind in kinds)
         number = rows[1][0]
-        (after, new), *others = [layers[0].run(consts[0], carries[0], rows[0], number)]
-        if beside is not None:
-            number = dims.inner.size - 1 - number
-            own = [take(x, number, dims.inner) for x in consts[2]]
+        others = list[Tensor]()
+        if beside is not None:  # first, because it reads what the other one overwrites
+            last = dims.inner.size - 1 - number
+            own = [take(x, last, dims.inner) for x in consts[2]]
             changed = {id(x): now for x, now in zip(kinds[1][0], carries[0], strict=True)}
             held = [changed.get(id(x), value) for x, value in zip(kinds[0][1], consts[1], strict=True)]
-            others.append(layers[1].run(held, carries[1], own, number))
-        return [*after, *(x for state, _ in others for x in state), *new]
+            others = layers[1].run(held, carries[1], own, last)[0]
+        after, new = layers[0].run(consts[0], carries[0], rows[0], number)
+        return [*after, *others, *new]
 
     ins = [x for kind in kinds for each in kind for x in each]
     n, m = (len([x for each in kind for x in each]) for kind in kinds[:2])
