@@ -66,11 +66,12 @@ CASES: dict[str, list[Case]] = {
 }  # fmt: skip
 
 
-def predicted(case: Case) -> dict[str, object]:
+def predicted(case: Case, overlap: str = "none") -> dict[str, object]:
     """The predicted step of a case; the time to plan it counts from the trace."""
     started = time.perf_counter()
     specs = case.workload.specs()
-    step = md.compile(case.workload.train_step(), plan=case.plan, donate=(0, 1))
+    plan = case.plan if overlap == "none" else case.plan.replace(overlap=overlap, machine=case.machine)
+    step = md.compile(case.workload.train_step(), plan=plan, donate=(0, 1))
     report = step.cost(*specs, machine=case.machine)
     config: Any = case.workload.config
     tokens = config.batch * config.length
@@ -106,10 +107,12 @@ def scale() -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join([*CASES, "scale"]))
-    for name in parser.parse_args().cases or [*CASES, "scale"]:
+    parser.add_argument("--overlap", default="none", help="an overlap plan, of all cases but `scale`")
+    options = parser.parse_args()
+    for name in options.cases or [*CASES, "scale"]:
         if name not in CASES and name != "scale":
             parser.error(f"no case {name!r}; there are {', '.join([*CASES, 'scale'])}")
-        for row in [scale()] if name == "scale" else map(predicted, CASES[name]):
+        for row in [scale()] if name == "scale" else (predicted(each, options.overlap) for each in CASES[name]):
             print(json.dumps({"case": name, **row}), flush=True)
     return 0
 

@@ -81,7 +81,7 @@ def compile(
     `plan.machine` is used if no `machine` is given.
 
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
-    and sliced; compile time grows with depth. Every overlap plan but "skew" unrolls too.
+    and sliced; compile time grows with depth. Overlap plans other than "skew" and "ticks" unroll too.
 
     `steps` is how a collective over mesh axes of several levels of `machine` (nodes and the GPUs in one, slices and the
     chips in one) is sent. "auto": in steps, one for each level, where the step is faster by the cost model; reshards

@@ -194,9 +194,7 @@ def _plan_overlap(state: PassState, options: Options) -> PassState:
     paired = None
     if state.schedules and not options.unroll and all(each.microbatches > 1 for each in state.schedules):
         paired = partial(_paired, state, options)
-    program, plan = plan_overlap(
-        state.program, options.overlap, options.machine, placement, options.donated, paired
-    )
+    program, plan = plan_overlap(state.program, options.overlap, options.machine, placement, options.donated, paired)
     return dataclasses.replace(state, program=program, overlap=plan)
 
 

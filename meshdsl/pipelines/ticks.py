@@ -243,7 +243,7 @@ class _Pipe:
     ) -> tuple[StageLoop, Callable[[LoopResults], Any]]:
         """The loop over layers, and a function of its results, which returns the ring, the carries for the next tick,
         and what each stage computed."""
-        loop, stages, n = self.loop, self.dims.stages, loop_of(self.loop.forward).carries
+        loop, n = self.loop, loop_of(self.loop.forward).carries
         consts, carries, rows = _operands(loop.forward)
         first = values(loop.body, [*self.given[0], *self.given[1]], carries)
         known = self.ins[: len(self.given[0])]

@@ -86,7 +86,9 @@ def draw(seed: int, largest: int = 4) -> Case:
         bool(rng.random() < 0.6),
         [False, True, "products"][int(rng.integers(3))],
         str(rng.choice(["replicated", "sharded"], p=[0.7, 0.3])) if "data" in axes else "replicated",
-        str(rng.choice(["none", "list", "halves", "auto"], p=[0.7, 0.1, 0.1, 0.1])) if largest > 4 else "none",
+        str(rng.choice(["none", "list", "halves", "auto", "ticks"], p=[0.6, 0.1, 0.1, 0.05, 0.15]))
+        if largest > 4
+        else "none",
         largest > 4 and bool(rng.random() < 0.1),
         bool(rng.random() < 0.3),
         seed,

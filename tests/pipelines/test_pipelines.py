@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import xml.etree.ElementTree as ET
@@ -20,7 +21,7 @@ from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
 from meshdsl.pipelines import Schedule, pipeline, stages, ticks
-from tests.pipelines.law import Case, draw, judge
+from tests.pipelines.law import Case, compiled, draw, judge, step_of
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
 CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", "none", False, False, 5)
@@ -32,16 +33,24 @@ def test_a_step_in_stages_gives_the_results_of_one_device(seed: int):
     assert not judge(draw(seed), devices=seed % 10 == 0)
 
 
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_ticks_with_one_loop_over_layers_give_the_results_of_one_device(seed: int):
+    assert not judge(dataclasses.replace(draw(seed), overlap="ticks"), devices=seed == 100)
+
+
 def text_of(schedule: Schedule) -> list[list[str]]:
     """The units of each stage, read from the printed table."""
     return [[unit for unit in line.split()[2:] if unit != "-"] for line in str(schedule).splitlines()[1:]]
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("stages", range(1, 9))
-def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages: int):
-    cases = [(m, 1) for m in range(1, 17)] + [(stages * n, v) for n in (1, 2, 3) for v in range(2, min(stages, 4) + 1)]
+def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages: int, late: bool):
+    cases = [(m, 1) for m in range(1 + late, 17)] + [
+        (stages * n, v) for n in (1, 2, 3) for v in range(2, min(stages, 4) + 1)
+    ]
     for microbatches, chunks in cases:
-        schedule, last = Schedule(stages, microbatches, chunks), stages * chunks - 1
+        schedule, last = Schedule(stages, microbatches, chunks, late), stages * chunks - 1
         runs: list[dict[tuple[int, int], int]] = [{}, {}]  # block and micro-batch -> tick
         for t in range(schedule.ticks):
             for s in range(stages):
@@ -53,7 +62,7 @@ def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages
         assert forward.keys() == units == backward.keys()
         for q, i in units:  # a message takes a tick, and arrives in the tick that reads it
             assert q == 0 or forward[q, i] == forward[q - 1, i] + 1
-            assert backward[q, i] == (forward[q, i] if q == last else backward[q + 1, i] + 1)
+            assert backward[q, i] == (forward[q, i] + late if q == last else backward[q + 1, i] + 1)
             slot = forward[q, i] % schedule.slots
             assert slot == (backward[q, i] + 2 * q + 1) % schedule.slots  # as `ticks` reads it
             overwritten = [t for t in range(forward[q, i] + 1, backward[q, i] + 1) if t % schedule.slots == slot]
@@ -125,6 +134,7 @@ def test_the_picture_the_text_and_the_timeline_of_a_program_name_its_ticks():
     assert len(large) < 300_000 and "stage 63" in large
 
 
+REAL_TAKE = stages.take
 REAL = {name: getattr(ticks, name) for name in ("shift",)}
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "no message": (ticks, "shift", lambda x, dim, by: x),
@@ -136,6 +146,53 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "a mask late": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
     "a row late": (ticks._Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
 }
+
+
+def test_a_ring_without_a_slot_for_the_late_loss_is_noticed():
+    case = dataclasses.replace(CASE, overlap="ticks")
+    assert compiled(case, *step_of(case)).overlap.chosen == "ticks" and not judge(case)
+    with mock.patch.object(Schedule, "slots", property(lambda self: self.delay)):
+        assert "differs" in judge(case)
+
+
+def test_layers_of_the_wrong_end_in_a_tick_with_one_loop_are_noticed():
+    with mock.patch.object(stages, "take", lambda x, number, dim: REAL_TAKE(x, dim.size - 1 - number, dim)):
+        assert "differs" in judge(dataclasses.replace(CASE, overlap="ticks"))
+
+
+LLAMA = llama.replace(
+    batch=8, length=512, vocab=2048, layers=4, d_model=1024, d_ff=4096, query_heads=8, heads=8, d_head=128
+)
+TENSOR = {"mesh": "stages:2 cols:2", "layout": "layer:stages; d_ff:cols; heads:cols", "microbatches": 4}
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+def test_in_ticks_with_one_loop_most_communication_is_hidden(remat: str):
+    """The same collectives and, beside the fourth slot of the ring, hardly more memory."""
+    plain = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, remat=remat)).program(*LLAMA.specs())
+    step = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, remat=remat, overlap="ticks", machine="h100"))
+    program = step.program(*LLAMA.specs())
+    before, after = step.overlap.before, step.overlap.after
+    assert after.exposed < 0.3 * before.exposed and after.seconds < before.seconds
+    assert after.peak_bytes < (1.1 if remat == "full" else 1.2) * before.peak_bytes
+
+    def sent(one: Any) -> Counter[str]:
+        total = Counter[str]()
+        for record in one.collectives:
+            total[str(record.op)] += record.count * record.wire_bytes
+        return total
+
+    assert sent(program) == sent(plain)
+    (steady,) = [eqn.scan for eqn in program.eqns if eqn.scan is not None and eqn.scan.dim.name == "steady"]
+    assert len([eqn for eqn in steady.body.eqns if eqn.scan is not None]) == 1 and program.schedules[0].late
+
+
+def test_ticks_without_a_pipeline_are_refused():
+    for plan in ({"layout": "batch:stages"}, {"microbatches": 1}):
+        with pytest.raises(md.LayoutError, match="overlap='ticks' has no effect"):
+            md.compile(LLAMA.train_step(), plan=md.Plan(**{**TENSOR, **plan}, overlap="ticks", machine="h100")).program(
+                *LLAMA.specs()
+            )
 
 
 @pytest.mark.parametrize("name", MUTANTS)
