@@ -60,7 +60,7 @@ def test_auto_is_never_slower_than_either_mode():
 
     weights = {"w": md.spec("a:16 b:3 c:64 d:64"), "v": md.spec("a:16 b:3 e:8")}
 
-    def seconds(mode: str, **machine: str) -> float:
+    def seconds(mode: str, **machine: Any) -> float:
         update = md.WeightUpdate(mode, bucket_bytes=0 if machine else None)
         compiled = md.compile(step, "all:8", "batch:all", weight_update=update, **machine)
         return compiled.cost(weights, weights, md.spec("batch:8 a:16 b:3"), machine="tpu-v3").seconds
