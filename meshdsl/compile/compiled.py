@@ -272,11 +272,7 @@ class Compiled:
 
         Raises `TraceError` if no arguments were given yet.
         """
-        if self._last is not self:
-            return self._last.weight_update
-        if not self._stages:
-            raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
-        return list(self._stages.values())[-1].state.weight_update
+        return self._newest().state.weight_update
 
     @property
     def overlap(self) -> OverlapPlan:
@@ -292,11 +288,15 @@ class Compiled:
 
         Raises `TraceError` if no arguments were given yet.
         """
+        return self._newest().state.overlap
+
+    def _newest(self) -> Stages:
+        """The stages of the last arguments seen."""
         if self._last is not self:
-            return self._last.overlap
+            return self._last._newest()
         if not self._stages:
             raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
-        return list(self._stages.values())[-1].state.overlap
+        return list(self._stages.values())[-1]
 
     def pipelines(self, *args: Any, **kwargs: Any) -> tuple[Schedule, ...]:
         """The schedules of the pipelines in the program; `print` shows the ticks of one as a table.

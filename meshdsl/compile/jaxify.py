@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..errors import MeshdslError, ShapeError, at, caller
+from ..errors import ShapeError
 from ..trace import flatten, tree
 from . import Compiled
 from .inside_jax import run, traced_by_jax
@@ -36,15 +36,10 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     def function(*arrays: Any) -> Any:
         leaves, own = flatten(arrays)
         if own != structure:
-            raise at(ShapeError(f"md.jaxify was called for {structure}, and the function with {own}"), caller())
+            raise ShapeError(f"md.jaxify was called for {structure}, and the function with {own}")
         if [jax.numpy.shape(x) for x in leaves] != shapes:
-            raise at(
-                ShapeError(f"the function takes arrays of {shapes}, got {list(map(jax.numpy.shape, leaves))}"), caller()
-            )
-        try:
-            results = traceable(*leaves) if traced_by_jax(leaves) else run(stages, leaves)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+            raise ShapeError(f"the function takes arrays of {shapes}, got {list(map(jax.numpy.shape, leaves))}")
+        results = traceable(*leaves) if traced_by_jax(leaves) else run(stages, leaves)
         return tree.tree_unflatten(stages.result, results)
 
     function.in_shardings = tree.tree_unflatten(structure, stages.typed(stages.program.ins))  # pyright: ignore[reportFunctionMemberAccess]

@@ -13,6 +13,7 @@ arguments later, are compared at once, and flags, because every value is true or
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import functools
 import inspect
 import traceback
@@ -42,7 +43,7 @@ METHODS = {
     "train.TokenFiles",
 }
 _FUNCTIONS = {"optim.Optimizer": ("init", "update")}  # fields whose values are functions that users call
-_RETURNS_FUNCTIONS = {"checkpoint", "custom_vjp", "grad", "value_and_grad", "vmap"}
+_RETURNS_FUNCTIONS = {"checkpoint", "custom_vjp", "grad", "jaxify", "value_and_grad", "vmap"}
 _HOT = {"Compiled": ("__call__",), "Tensor": ("__init__", "block_until_ready", "numpy")}  # called in every step
 _NUMBERS: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
@@ -146,21 +147,23 @@ def _returned(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
+        with _explaining(name, values):
             return function(*args, **kwargs)
-        except Exception as error:
-            explained = _explained(error, name, values)
-            if explained is None:
-                raise
-            raise _at_caller(explained) from None
 
     return call
 
 
 def _iterated(records: Generator[Any, Any, Any], name: str, values: Iterable[Any]) -> Generator[Any, Any, Any]:
     """The same items; an error gets the line that asked for the next one."""
-    try:
+    with _explaining(name, values):
         return (yield from records)
+
+
+@contextlib.contextmanager
+def _explaining(name: str, values: Iterable[Any]) -> Generator[None]:
+    """Errors of the block with the line of the user, where they are ours or of a call of the user's function."""
+    try:
+        yield
     except Exception as error:
         explained = _explained(error, name, values)
         if explained is None:

@@ -68,13 +68,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: Path):
-        try:
-            library = importlib.import_module("tensorboardX")
-        except ImportError:
-            raise UsageError(
-                "--tensorboard needs tensorboardX, which is not installed\n"
-                "  pip install 'meshdsl[tensorboard]', or write JSON lines with --metrics FILE"
-            ) from None
+        library = _library("tensorboardX", "tensorboard")
         try:
             self.writer = library.SummaryWriter(str(directory))
         except (OSError, ValueError) as error:
@@ -99,13 +93,7 @@ class Wandb:
     """
 
     def __init__(self, directory: Path):
-        try:
-            self.library = importlib.import_module("wandb")
-        except ImportError:
-            raise UsageError(
-                "--wandb needs wandb, which is not installed\n"
-                "  pip install 'meshdsl[wandb]', or write JSON lines with --metrics FILE"
-            ) from None
+        self.library = _library("wandb", "wandb")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self.identity = _identity(directory / "run-id")
@@ -141,6 +129,17 @@ class Wandb:
         if self.run is not None:
             self.run.finish()
             self.library.teardown()  # waits for the process
+
+
+def _library(module: str, option: str) -> Any:
+    """The module that an option needs; raises `UsageError` if it is not installed. The extra has the option's name."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(
+            f"--{option} needs {module}, which is not installed\n"
+            f"  pip install 'meshdsl[{option}]', or write JSON lines with --metrics FILE"
+        ) from None
 
 
 def _numbers(record: Record) -> list[tuple[str, float]]:

@@ -125,8 +125,6 @@ def compile_for(
         record["order"],
         fits=True,
         needed=memory.peak,
-        limit=None,
-        message="",
         memory=memory,
         collectives=collectives,
         changes=changes(program, collectives),

@@ -55,13 +55,40 @@ def per_trip(run: Callable[[int], float], plan: BenchPlan) -> float:
     return max(elapsed - start, 1e-9) / trips
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def median_of_runs(
+    executable: Callable[..., Any], args: Sequence[Array], sharding: NamedSharding, rounds: int, *, on_cpu: bool = True
+) -> Callable[[int], float]:
+    """A function from a number of trips to the seconds of `executable(trips, *args)`, the median of several rounds.
+
+    Of CPU devices, which share the cores, it is the process's CPU time divided by the cores; of others, wall time.
+    """
+    clock, share = (time.process_time, cores()) if on_cpu else (time.perf_counter, 1)
+
+    def run(trips: int) -> float:
+        count = jax.device_put(jnp.int32(trips), sharding)
+        jax.block_until_ready(executable(count, *args))
+        times: list[float] = []
+        for _ in range(rounds):
+            start = clock()
+            jax.block_until_ready(executable(count, *args))
+            times.append((clock() - start) / share)
+        return float(np.median(times))
+
+    return run
+
+
 class Bench:
     """Measure instructions on all devices at once."""
 
     def __init__(self, devices: Sequence[Any], plan: BenchPlan):
         self.devices = devices
         self.plan = plan
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.cores = cores()
 
     def seconds(self, step: Callable[..., Any], *blocks: Array, group: int = 1) -> float:
         """Seconds of one `step`, a function from blocks to blocks of the same types, on every device.
@@ -84,18 +111,7 @@ class Bench:
         )
         args = [jax.device_put(np.concatenate([x] * len(self.devices)), NamedSharding(mesh, sharded)) for x in blocks]
         executable = f.lower(jnp.int32(0), *args).compile()
-
-        def run(trips: int) -> float:
-            count = jax.device_put(jnp.int32(trips), NamedSharding(mesh, replicated))
-            jax.block_until_ready(executable(count, *args))
-            times: list[float] = []
-            for _ in range(self.plan.rounds):
-                start = time.process_time()
-                jax.block_until_ready(executable(count, *args))
-                times.append((time.process_time() - start) / self.cores)
-            return float(np.median(times))
-
-        return run
+        return median_of_runs(executable, args, NamedSharding(mesh, replicated), self.plan.rounds)
 
 
 def launch_seconds(bench: Bench) -> float:

@@ -65,13 +65,13 @@ class Compilation:
     order: str  # how mesh axes are mapped to the devices
     fits: bool
     needed: int  # bytes of one device; if the program doesn't fit, as far as the compiler reports them
-    limit: int | None  # bytes of one device; known only if the program doesn't fit and the compiler reports it
-    message: str  # the compiler's error if the program doesn't fit
-    memory: CompiledMemory | None  # None if the program doesn't fit
-    collectives: tuple[Performed, ...]  # of the compiled program
-    changes: tuple[CompilerDiff, ...]  # comparison with the program's own, by kind and mesh axes
-    windows: tuple[CompiledWindow, ...]  # of an overlap plan
-    seconds: float  # compilation time
+    limit: int | None = None  # bytes of one device; known only if the program doesn't fit and the compiler reports it
+    message: str = ""  # the compiler's error if the program doesn't fit
+    memory: CompiledMemory | None = None  # None if the program doesn't fit
+    collectives: tuple[Performed, ...] = ()  # of the compiled program
+    changes: tuple[CompilerDiff, ...] = ()  # comparison with the program's own, by kind and mesh axes
+    windows: tuple[CompiledWindow, ...] = ()  # of an overlap plan
+    seconds: float = 0.0  # compilation time
     cycles: int | None = None  # the compiler's estimate of one run, without communication; None if it has none
 
     @property
@@ -101,20 +101,7 @@ def refused(topology: str, record: dict[str, Any]) -> Compilation:
     if "RESOURCE_EXHAUSTED" not in message:
         raise CompilerError(f"the compiler for {topology} failed: {message[:2000]}")
     needed, limit = sizes_of(message)
-    return Compilation(
-        topology,
-        record["devices"],
-        record["order"],
-        fits=False,
-        needed=needed,
-        limit=limit,
-        message=message,
-        memory=None,
-        collectives=(),
-        changes=(),
-        windows=(),
-        seconds=0.0,
-    )
+    return Compilation(topology, record["devices"], record["order"], False, needed, limit, message)
 
 
 def sizes_of(message: str) -> tuple[int, int | None]:

@@ -13,8 +13,6 @@ machine file (see `calibrate`). Elsewhere one device runs it, and seconds are wa
 from __future__ import annotations
 
 import datetime
-import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +31,7 @@ from ...lowering.program import Program
 from ...targets import target_of
 from ...targets.fusion import Kernel
 from ...targets.scores import kind
-from .bench import BenchPlan, per_trip
+from .bench import BenchPlan, median_of_runs, per_trip
 
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
 
@@ -116,26 +114,10 @@ def _loop(program: Program, reads: Sequence[Var], rounds: int) -> Callable[[int]
     f = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere, check_vma=False))
     args = [jax.device_put(_values(program.local_shape(v), v.dtype), replicated) for v in reads]
     executable = f.lower(jnp.int32(0), *args).compile()
-    clock, cores = (time.process_time, _cores()) if on_cpu else (time.perf_counter, 1)
-
-    def run(trips: int) -> float:
-        count = jax.device_put(jnp.int32(trips), replicated)
-        jax.block_until_ready(executable(count, *args))
-        times: list[float] = []
-        for _ in range(rounds):
-            start = clock()
-            jax.block_until_ready(executable(count, *args))
-            times.append((clock() - start) / cores)
-        return float(np.median(times))
-
-    return run
+    return median_of_runs(executable, args, replicated, rounds, on_cpu=on_cpu)
 
 
 def _values(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Numbers near 1 with different bits, or small integers: times must not depend on subnormals or infinities."""
     numbers = jnp.arange(int(np.prod(shape)), dtype=jnp.int32) % 7
     return (numbers if dtype.kind in "iub" else 0.5 + numbers / 7).astype(dtype).reshape(shape)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

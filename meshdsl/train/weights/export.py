@@ -49,8 +49,7 @@ def export_hugging_face(
     types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in _names(r)}
     types = dict(sorted(types.items()))
     files = _files(types, largest_file)
-    if problem := _on_first(lambda: _create(folder, files, config)):
-        raise SaveError(f"{folder} cannot be written: {problem}")
+    processes.on_first(f"{folder} cannot be written", lambda: _create(folder, files, config))
     where = {name: entry for file in files for name, entry in header_of(folder / file).items()}
     for path, rule in rules.items():
         _write(rule, params[path], where)
@@ -89,22 +88,11 @@ def _files(types: Types, largest: int) -> dict[str, Types]:
     return {f"model-{i + 1:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts)}
 
 
-def _on_first(work: Any) -> str:
-    """Run `work` on process 0, and return the reason if it failed, in every process."""
-    problem = ""
-    if processes.index() == 0:
-        try:
-            work()
-        except OSError as error:
-            problem = error.strerror or str(error)
-    return processes.from_first(problem.encode("ascii", "replace")[:200], 200).decode("ascii")
-
-
 def _create(folder: Path, files: Mapping[str, Types], config: Mapping[str, Any]) -> None:
     """Create the directory, config.json, the index, and files of the right sizes without elements."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
-        raise FileExistsError(0, "it has files already; give a new directory")
+        raise SaveError(f"{folder} cannot be written: it has files already; give a new directory")
     for file, types in files.items():
         write_header(folder / file, types)
     if len(files) > 1:
