@@ -185,17 +185,19 @@ class Planner:
             yield name, self.in_order(self.combined(one), list_schedule)
 
     def ticks(self, mode: str) -> Iterator[tuple[str, Program]]:
-        """The program of a pipeline with paired ticks, and every body in an order of its own."""
+        """The program of a pipeline with paired ticks, and every loop body in an order of its own.
 
-        def ordered_loops(one: Program) -> Program:
-            eqns = tuple(eqn.map_graphs(body) for eqn in one.eqns)
-            return self.in_order(one.replace(eqns=eqns), list_schedule)
+        Outside of loops, collectives that start early would need more memory than they save time.
+        """
+
+        def loops_in_order(one: Program) -> Program:
+            return one.replace(eqns=tuple(eqn.map_graphs(body) for eqn in one.eqns))
 
         def body(one: Any) -> Program:
-            return fenced(ordered_loops(one), self.machine, self.placement)
+            return fenced(self.in_order(loops_in_order(one), list_schedule), self.machine, self.placement)
 
         if self.paired is not None:
-            yield "ticks", ordered_loops(self.paired())
+            yield "ticks", loops_in_order(self.paired())
         elif mode != "auto":
             raise NoEffectError(
                 f"overlap={mode!r} has no effect: no loop over 2 micro-batches or more runs in pipeline stages\n"
