@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,46 @@ from .precision import FLOAT32, DimLike, Precision, dim_of, name_of, new_dim
 
 MASKED_SCORE = -1e30  # finite, so that a query whose keys are all masked attends to all of them instead of giving NaN
 LONG = 4096  # keys; the float32 scores of one head then take 64 MB
+Cache = dict[str, md.Tensor]  # "k" and "v", both [..., memory, heads, head]
+
+
+class Heads(NamedTuple):
+    """The projections of an attention layer, from the dim `over` to heads and back."""
+
+    over: DimLike
+    heads: md.Dim
+    head: md.Dim
+    groups: tuple[md.Dim, ...]  # of queries, for each of the heads
+    init: Any
+    precision: Precision
+
+    @classmethod
+    def of(
+        cls, over: DimLike, heads: DimLike, head: DimLike, group: DimLike | None, init: Any, precision: Precision
+    ) -> Heads:
+        """Raises `ShapeError` for a dim without a size."""
+        groups = () if group is None else (new_dim(group, "the group"),)
+        return cls(over, new_dim(heads, "the heads"), new_dim(head, "the head"), groups, init, precision)
+
+    def queries(self, x: md.Tensor) -> md.Tensor:
+        """The queries of x: [..., heads, groups, head]."""
+        return self._projected(x, "wq", (self.heads, *self.groups, self.head))
+
+    def keys_and_values(self, x: md.Tensor) -> Cache:
+        """The keys and values of x: [..., heads, head]."""
+        return {kind: self._projected(x, f"w{kind}", (self.heads, self.head)) for kind in ("k", "v")}
+
+    def _projected(self, x: md.Tensor, name: str, new_dims: tuple[md.Dim, ...]) -> md.Tensor:
+        model_dim = dim_of(x, self.over)
+        w = weight(name, (model_dim,), new_dims, self.init, self.precision)
+        y = self.precision.einsum(x, w, out=[*(d for d in x.dims if d != model_dim), *new_dims])
+        return md.cast(md.prefer(y, self.heads), self.precision.compute)
+
+    def output(self, values: md.Tensor, x: md.Tensor) -> md.Tensor:
+        """What was read, projected to the dims of x."""
+        values = md.cast(md.prefer(values, self.heads), self.precision.compute)
+        w = weight("wo", (self.heads, *self.groups, self.head), (dim_of(x, self.over),), self.init, self.precision)
+        return md.cast(self.precision.einsum(values, w, out=x.dims), self.precision.compute)
 
 
 def multi_head_attention(
@@ -66,24 +106,17 @@ def multi_head_attention(
     Raises `ShapeError` for other `positions`, for `causal` with a `memory`, and for dropout without the plain formula.
     """
     check_positions(positions)
-    heads, head, memory_length = new_dim(heads, "the heads"), new_dim(head, "the head"), name_of(memory_length)
+    layer, memory_length = Heads.of(over, heads, head, group, init, precision), name_of(memory_length)
     if causal and memory is not None:
         raise md.ShapeError("causal=True is only for self-attention, and memory= was given; pass mask= instead")
     model_dim, length_dim = dim_of(x, over), dim_of(x, length)
     keys = length_dim if memory is None else dim_of(memory, memory_length)
     method = _method(method, dropout, keys)
     outer = [d for d in x.dims if d not in (model_dim, length_dim)]
-    groups = [] if group is None else [new_dim(group, "the group")]
-
-    def project(y: md.Tensor, name: str, new_dims: list[md.Dim]) -> md.Tensor:
-        w = weight(name, (model_dim,), tuple(new_dims), init, precision)
-        y = precision.einsum(y, w, out=[*(d for d in y.dims if d != model_dim), *new_dims])
-        return md.cast(md.prefer(y, heads), precision.compute)
-
+    _, heads, head, groups, *_ = layer
     with md.scope(name):
-        q = project(x, "wq", [heads, *groups, head])
-        k = project(x if memory is None else memory, "wk", [heads, head])
-        v = project(x if memory is None else memory, "wv", [heads, head])
+        q = layer.queries(x)
+        k, v = layer.keys_and_values(x if memory is None else memory).values()
         if positions == "rotary":
             q = rotary(q, length_dim, head)
             k = rotary(k, length_dim if memory is None else memory_length, head)
@@ -99,9 +132,7 @@ def multi_head_attention(
             values = md.attention(
                 q, k, v, over=head, length=length_dim, memory=memory_length, causal=causal, mask=mask, method=method
             )
-        values = md.cast(md.prefer(values, heads), precision.compute)
-        w = weight("wo", (heads, *groups, head), (model_dim,), init, precision)
-        return md.cast(precision.einsum(values, w, out=x.dims), precision.compute)
+        return layer.output(values, x)
 
 
 def check_positions(positions: str) -> None:

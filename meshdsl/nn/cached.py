@@ -7,15 +7,12 @@ cache, and the mask selects each beam's positions.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import meshdsl as md
 
-from .attention import MASKED_SCORE, check_positions, rotary, scaled
-from .linear import weight
-from .precision import FLOAT32, DimLike, Precision, dim_of, name_of, new_dim
-
-Cache = dict[str, md.Tensor]  # "k" and "v", both [..., memory, heads, head]
+from .attention import MASKED_SCORE, Cache, Heads, check_positions, rotary, scaled
+from .precision import FLOAT32, DimLike, Precision, dim_of, name_of
 
 
 def keys_and_values(
@@ -38,7 +35,7 @@ def keys_and_values(
 
     Uses the same parameter names and shapes as `multi_head_attention`.
     """
-    layer = _Layer.of(over, heads, head, None, init, precision)
+    layer = Heads.of(over, heads, head, None, init, precision)
     with md.scope(name):
         return layer.keys_and_values(x)
 
@@ -69,9 +66,9 @@ def attention_to(
     `mask` is a boolean tensor with dims among those of x and the memory; it is true where attention is allowed.
     `group` is as in `multi_head_attention`.
     """
-    layer = _Layer.of(over, heads, head, group, init, precision)
+    layer = Heads.of(over, heads, head, group, init, precision)
     with md.scope(name):
-        return layer.read(x, kept, memory, mask)
+        return _read(layer, x, kept, memory, mask)
 
 
 def cached_attention(
@@ -108,7 +105,7 @@ def cached_attention(
     `ShapeError` if x has two dims that the cache lacks.
     """
     check_positions(positions)
-    layer = _Layer.of(over, heads, head, group, init, precision)
+    layer = Heads.of(over, heads, head, group, init, precision)
     model_dim = dim_of(x, over)
     beam_dims = [d for d in x.dims if d != model_dim and d not in cache["k"].dims]
     if len(beam_dims) > 1:
@@ -128,7 +125,7 @@ def cached_attention(
         at = position if positions == "rotary" else None
         new["k"] = new["k"] if at is None else rotary(new["k"], None, layer.head, offset=at)
         cache = {kind: with_key(cache[kind], new[kind]) for kind in cache}
-        return layer.read(x, cache, memory, mask, at), cache
+        return _read(layer, x, cache, memory, mask, at), cache
 
 
 def write_cache(
@@ -156,47 +153,23 @@ def _expand(x: md.Tensor, name: str) -> md.Tensor:
     return md.reshape(x, [md.Dim(name, 1), *x.dims])
 
 
-class _Layer(NamedTuple):
-    """An attention layer: the dims of its weights, their initialisation and precision."""
-
-    over: DimLike
-    heads: md.Dim
-    head: md.Dim
-    groups: tuple[md.Dim, ...]
-    init: Any
-    precision: Precision
-
-    @classmethod
-    def of(
-        cls, over: DimLike, heads: DimLike, head: DimLike, group: DimLike | None, init: Any, precision: Precision
-    ) -> _Layer:
-        groups = () if group is None else (new_dim(group, "the group"),)
-        return cls(over, new_dim(heads, "the heads"), new_dim(head, "the head"), groups, init, precision)
-
-    def projected(self, x: md.Tensor, name: str, *groups: md.Dim) -> md.Tensor:
-        """x with its model dim projected to heads; those of queries have groups."""
-        model_dim, new_dims = dim_of(x, self.over), (self.heads, *groups, self.head)
-        w = weight(name, (model_dim,), new_dims, self.init, self.precision)
-        y = self.precision.einsum(x, w, out=[*(d for d in x.dims if d != model_dim), *new_dims])
-        return md.cast(md.prefer(y, self.heads), self.precision.compute)
-
-    def keys_and_values(self, x: md.Tensor) -> Cache:
-        return {kind: self.projected(x, f"w{kind}") for kind in ("k", "v")}
-
-    def read(
-        self, x: md.Tensor, cache: Cache, memory: DimLike, mask: md.Tensor | None, position: md.Tensor | None = None
-    ) -> md.Tensor:
-        """Query projection (rotated, if there is a position), attention to the cache, output projection."""
-        _, heads, head, groups, init, precision = self
-        model_dim, memory_dim = dim_of(x, self.over), dim_of(cache["k"], memory)
-        outer = [d for d in x.dims if d != model_dim]
-        q = self.projected(x, "wq", *groups)
-        q = q if position is None else rotary(q, None, head, offset=position)
-        q = scaled(q, head, precision)
-        scores = precision.einsum(q, cache["k"], out=[*outer, heads, *groups, memory_dim])
-        if mask is not None:
-            scores = md.where(mask, scores, MASKED_SCORE)
-        weights = md.cast(md.softmax(scores, memory_dim), precision.compute)
-        values = md.prefer(precision.einsum(weights, cache["v"], out=[*outer, heads, *groups, head]), heads)
-        w = weight("wo", (heads, *groups, head), (model_dim,), init, precision)
-        return md.cast(precision.einsum(md.cast(values, precision.compute), w, out=x.dims), precision.compute)
+def _read(
+    layer: Heads,
+    x: md.Tensor,
+    cache: Cache,
+    memory: DimLike,
+    mask: md.Tensor | None,
+    position: md.Tensor | None = None,
+) -> md.Tensor:
+    """Query projection (rotated, if there is a position), attention to the cache, output projection."""
+    precision, memory_dim = layer.precision, dim_of(cache["k"], memory)
+    outer = [d for d in x.dims if d != dim_of(x, layer.over)]
+    q = layer.queries(x)
+    q = q if position is None else rotary(q, None, layer.head, offset=position)
+    q = scaled(q, layer.head, precision)
+    scores = precision.einsum(q, cache["k"], out=[*outer, layer.heads, *layer.groups, memory_dim])
+    if mask is not None:
+        scores = md.where(mask, scores, MASKED_SCORE)
+    weights = md.cast(md.softmax(scores, memory_dim), precision.compute)
+    values = precision.einsum(weights, cache["v"], out=[*outer, layer.heads, *layer.groups, layer.head])
+    return layer.output(values, x)
