@@ -237,7 +237,8 @@ class LaneSchedule:
             self.add_steady(total, spans[1], trips[1], spans[1].seconds - spans[0].seconds, loop.trips - len(trips))
         return total
 
-    def add_steady(self, total: LaneSpan, trip: LaneSpan, items: Sequence[_Item], interval: float, trips: int) -> None:
+    @staticmethod
+    def add_steady(total: LaneSpan, trip: LaneSpan, items: Sequence[_Item], interval: float, trips: int) -> None:
         """Add `trips` more trips like `trip`, `interval` apart; the interval is at least each lane's busy time."""
         busy = [sum(item.end - item.start for item in items if lane in item.lanes) for lane in trip.least]
         interval = max(interval, *busy)
@@ -246,7 +247,8 @@ class LaneSchedule:
         # the exposed time of a steady trip differs from that of the timed trip
         waited = interval - sum(seconds for index, seconds in trip.seconds_of.items() if index not in trip.exposures)
         total.exposed += trips * (waited - trip.exposed)
-        by = trip.exposures if trip.exposed else {index: trip.seconds_of[index] for index in trip.exposures}
+        known = any(trip.exposures.values())  # trip.exposed is rounded
+        by = trip.exposures if known else {index: trip.seconds_of[index] for index in trip.exposures}
         for index, part in by.items():
             total.exposures[index] += trips * (waited * part / sum(by.values()) - trip.exposures[index])
 

@@ -185,7 +185,7 @@ class Planner:
             yield name, self.in_order(self.combined(one), list_schedule)
 
     def ticks(self, mode: str) -> Iterator[tuple[str, Program]]:
-        """The program of a pipeline with paired ticks, and every loop body in an order of its own.
+        """The program of a pipeline with every loop body in an order of its own; and that with paired ticks.
 
         Outside of loops, collectives that start early would need more memory than they save time.
         """
@@ -194,10 +194,11 @@ class Planner:
             return one.replace(eqns=tuple(eqn.map_graphs(body) for eqn in one.eqns))
 
         def body(one: Any) -> Program:
-            return fenced(self.in_order(loops_in_order(one), list_schedule), self.machine, self.placement)
+            return fenced(self.in_order(loops_in_order(one), improved_schedule), self.machine, self.placement)
 
         if self.paired is not None:
-            yield "ticks", loops_in_order(self.paired())
+            yield "a loop for each pass", loops_in_order(self.program)
+            yield "one loop for both passes", loops_in_order(self.paired())
         elif mode != "auto":
             raise NoEffectError(
                 f"overlap={mode!r} has no effect: no loop over 2 micro-batches or more runs in pipeline stages\n"

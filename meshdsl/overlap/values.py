@@ -31,8 +31,8 @@ class Overlap:
     - "list": list scheduling of the whole step;
     - "ring": "list", and products read gathered operands block by block (collective matmul);
     - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late;
-    - "ticks": loops stay loops; in a tick of a pipeline, the forward pass of one micro-batch and the backward pass of
-      another run layer by layer in one loop, each beside the communication of the other;
+    - "ticks": loops stay loops; in a tick of a pipeline, each pass runs beside the messages of the other, or both run
+      layer by layer in one loop, each beside the communication of the other, for different micro-batches;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
     - "auto": the fastest of these by the timeline ("partition" and "experts" are not tried: "lancet" and "halves" cut
       more).

@@ -29,7 +29,7 @@ class Schedule:
     stages: int
     microbatches: int
     chunks: int = 1  # blocks of layers of each stage
-    late: bool = False  # whether backward passes begin a tick after the last forward pass, not in the same tick
+    late: bool = False  # backward passes begin a tick after the last forward pass
     loops: tuple[str, ...] = field(default=(), repr=False)  # dims of its loops: forward passes, both, backward passes
 
     @property

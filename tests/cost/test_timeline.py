@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdsl as md
+from meshdsl.cost.lanes import LaneSchedule, LaneSpan
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.machine import Machine
 from meshdsl.cost.network import Network, NetworkTier
@@ -133,6 +134,15 @@ def test_a_loop_takes_its_trips_one_after_another() -> None:
     assert (loop.name, loop.trips, loop.depth, loop.seconds) == ("scan x5", 1, 0, pytest.approx(found.seconds))
     assert [(event.name, event.trips, event.depth) for event in body] == [("all_gather", 5, 1), ("einsum", 5, 1)]
     assert body[1].start + body[1].seconds == pytest.approx(GATHERED + STEP)
+
+
+def test_exposed_time_that_is_a_rounding_error_belongs_to_no_collective() -> None:
+    trip, total = (
+        LaneSpan(1.0, 5e-17, seconds_of={0: 0.5}, exposures={0: 0.0}, least={"x": 0}),
+        LaneSpan(exposures={0: 0.0}),
+    )
+    LaneSchedule.add_steady(total, trip, [], 1.25, 4)
+    assert total.seconds == 5.0 and total.exposures[0] == pytest.approx(total.exposed)
 
 
 def test_pipelined_trips_reach_a_steady_interval() -> None:

@@ -20,8 +20,9 @@ from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
+from meshdsl.overlap.planner import Planner
 from meshdsl.pipelines import Schedule, pipeline, stages, ticks
-from tests.pipelines.law import Case, compiled, draw, judge, step_of
+from tests.pipelines.law import Case, compiled, draw, judge, paired_ticks, step_of
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
 CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", "none", False, False, 5)
@@ -35,7 +36,7 @@ def test_a_step_in_stages_gives_the_results_of_one_device(seed: int):
 
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_ticks_with_one_loop_over_layers_give_the_results_of_one_device(seed: int):
-    assert not judge(dataclasses.replace(draw(seed), overlap="ticks"), devices=seed == 100)
+    assert not judge(dataclasses.replace(draw(seed), overlap="paired"), devices=seed == 100)
 
 
 def text_of(schedule: Schedule) -> list[list[str]]:
@@ -149,15 +150,15 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
 
 
 def test_a_ring_without_a_slot_for_the_late_loss_is_noticed():
-    case = dataclasses.replace(CASE, overlap="ticks")
-    assert compiled(case, *step_of(case)).overlap.chosen == "ticks" and not judge(case)
+    case = dataclasses.replace(CASE, overlap="paired")
+    assert compiled(case, *step_of(case)).overlap.chosen == "one loop for both passes" and not judge(case)
     with mock.patch.object(Schedule, "slots", property(lambda self: self.delay)):
         assert "differs" in judge(case)
 
 
 def test_layers_of_the_wrong_end_in_a_tick_with_one_loop_are_noticed():
     with mock.patch.object(stages, "take", lambda x, number, dim: REAL_TAKE(x, dim.size - 1 - number, dim)):
-        assert "differs" in judge(dataclasses.replace(CASE, overlap="ticks"))
+        assert "differs" in judge(dataclasses.replace(CASE, overlap="paired"))
 
 
 LLAMA = llama.replace(
@@ -171,7 +172,8 @@ def test_in_ticks_with_one_loop_most_communication_is_hidden(remat: str):
     """The same collectives and, beside the fourth slot of the ring, hardly more memory."""
     plain = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, remat=remat)).program(*LLAMA.specs())
     step = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, remat=remat, overlap="ticks", machine="h100"))
-    program = step.program(*LLAMA.specs())
+    with mock.patch.object(Planner, "ticks", paired_ticks):
+        program = step.program(*LLAMA.specs())
     before, after = step.overlap.before, step.overlap.after
     assert after.exposed < 0.3 * before.exposed and after.seconds < before.seconds
     assert after.peak_bytes < (1.1 if remat == "full" else 1.2) * before.peak_bytes
@@ -185,6 +187,14 @@ def test_in_ticks_with_one_loop_most_communication_is_hidden(remat: str):
     assert sent(program) == sent(plain)
     (steady,) = [eqn.scan for eqn in program.eqns if eqn.scan is not None and eqn.scan.dim.name == "steady"]
     assert len([eqn for eqn in steady.body.eqns if eqn.scan is not None]) == 1 and program.schedules[0].late
+
+
+def test_in_ticks_with_a_loop_for_each_pass_messages_run_beside_the_other_pass():
+    plan = md.Plan("stages:4", "layer:stages", microbatches=8, overlap="ticks", machine="h100")
+    step = md.compile(LLAMA.train_step(), plan=plan)
+    step.program(*LLAMA.specs())
+    assert step.overlap.chosen == "a loop for each pass" and not step.pipelines(*LLAMA.specs())[0].late
+    assert step.overlap.after.exposed < 0.2 * step.overlap.before.exposed  # what is left is not in steady ticks
 
 
 def test_ticks_without_a_pipeline_are_refused():
