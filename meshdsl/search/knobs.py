@@ -49,16 +49,17 @@ def _chunks(plan: Plan) -> tuple[int, ...]:
     return tuple(v for v in (1, 2, 4) if v <= most)
 
 
+def _overlaps(plan: Plan) -> tuple[Overlap, ...]:
+    modes = ("none", "skew", "list", "dw", "halves") + ("ticks",) * (plan.microbatches > 1)
+    return tuple(map(Overlap, modes))
+
+
 TURNS = (
     Turn("weight_update", _updates, rare=lambda update: update.group is not None),
     Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload"), spends=True),
     Turn("microbatches", lambda plan: tuple(2**i for i in range(8)), spends=True),
     Turn("chunks", _chunks, rare=lambda chunks: chunks > 1),
-    Turn(
-        "overlap",
-        lambda plan: tuple(map(Overlap, ("none", "skew", "list", "dw", "halves"))),
-        rare=lambda overlap: overlap.mode != "none",
-    ),
+    Turn("overlap", _overlaps, rare=lambda overlap: overlap.mode != "none"),
     Turn("steps", lambda plan: ("flat", "auto"), rare=lambda steps: steps != "flat"),
 )
 

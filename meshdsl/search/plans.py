@@ -36,7 +36,7 @@ FIRST_MESHES, FIRST_AXES = 5, 2  # meshes that are descended first, of at most s
 STARTS = 3  # plans that are improved
 LOOKS = 6  # plans costed without anything better before patience ends, ...
 LONGER = 3  # ... unless that takes so many times as long
-FIRST_OVERLAP = ("list",)  # the mode that most often helps
+FIRST_OVERLAP = ("list", "ticks")  # the mode that most often helps, and that of pipelines
 
 
 class PlanSearch:

@@ -14,7 +14,7 @@ import meshdsl as md
 from meshdsl.errors.deadline import OutOfTimeError, deadline
 from meshdsl.models import mlp, transformer
 from meshdsl.search import plans
-from meshdsl.search.knobs import TURNS
+from meshdsl.search.knobs import TURNS, turns_of
 from meshdsl.search.space import space
 
 SMALL = mlp.mlp.replace(batch=1024, io=512, hidden=1024)
@@ -229,6 +229,12 @@ def test_local_search_takes_stages_where_the_network_is_slow(
     place: dict[str, Any] = {"mesh": "x:4", "dims": "batch layer", "machine": machine, "knobs": knobs}
     found = md.search(wide, **place, time_limit=None)
     assert (str(found.best.plan.layout), found.best.plan.microbatches) == (layout, microbatches)
+
+
+def test_search_tries_ticks_where_there_are_micro_batches():
+    (turn,) = turns_of("overlap")
+    modes = [[value.mode for value in turn.candidates(md.Plan("x:4", "layer:x", microbatches=m))] for m in (1, 4)]
+    assert modes[1] == [*modes[0], "ticks"] and "ticks" in plans.FIRST_OVERLAP
 
 
 @pytest.mark.parametrize(("bandwidth", "few", "chunks"), [(350e9, 0, 2), (350e9, 300, 2), (2e9, 0, 1)])
