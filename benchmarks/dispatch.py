@@ -51,7 +51,8 @@ def estimated(router: str, tokens: int, experts: int, model: int, chip: Any) -> 
         for name in ("einsum", "index")
     }
     size = {"router": router, "tokens": tokens, "experts": experts, "capacity": capacity, "model": model}
-    return {"figure": "dispatch_cycles", **size, "mask": tokens * experts * capacity, **cycles}
+    return {"figure": "dispatch_cycles", **size, "mask": tokens * experts * capacity, **cycles,
+            "ratio": cycles["index"] / cycles["einsum"]}  # fmt: skip
 
 
 def measured(router: str, tokens: int, experts: int, model: int, rounds: int) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,9 @@ second token (section 2.2) is left out. The layouts are those of models/mixtral.
 
 By default, no token is dropped: the experts compute grouped products, which gather experts that are on different
 devices. The preset `deepseek_v3` keeps them where they are and sends slots: with `capacity_factor=1.25`, a sequence is
-a group, and tokens beyond an expert's slots skip it. The paper drops none (`capacity_factor=0`).
+a group, and tokens beyond an expert's slots skip it. The paper drops none (`capacity_factor=0`). `nodes=8` also sends a
+token once to each node that has experts for it (section 2.1.2); the layout then names `node` and `node_expert`, such as
+"batch:gpu,node; node_batch:gpu; node:node; node_expert:gpu", instead of `expert`.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Config(causal.Config):
     best_groups: int = 2
     scale: float = 2.5  # of the chosen experts' weights
     capacity_factor: float = 0.0  # 0: no token is dropped
+    nodes: int = 0  # to each of which a token is sent once, for all its experts there; 0: once for each expert
     dispatch: str = "auto"  # of md.nn.moe_layer; auto: "grouped" if no token is dropped, else "index"
     rotary: Rotary = Rotary()  # noqa: RUF009 - a frozen value
 
@@ -53,6 +56,9 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
     (_, wide, _, d_ff, _), precision, attention = config.dims(), config.precision, LatentAttention(config)
     factor = config.capacity_factor
     dispatch = ("index" if factor else "grouped") if config.dispatch == "auto" else config.dispatch
+    if config.nodes and dispatch == "grouped":
+        raise md.ShapeError(f"nodes={config.nodes} sends slots, and dispatch='grouped' has none; set capacity_factor")
+    nodes = md.Dim("node", config.nodes) if config.nodes else None
     norm = partial(md.nn.rms_norm, over=wide, eps=config.eps, precision=precision)
 
     def dense(x: md.Tensor, attend: causal.Attend) -> md.Tensor:
@@ -66,7 +72,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
             y, md.Dim("expert", config.experts), md.Dim("d_ff", config.d_expert), together=bool(factor),
             router="deepseek_v3", k=config.chosen, groups=config.groups, best_groups=config.best_groups,
             scale=config.scale, capacity_formula="paper" if factor else "all", capacity_factor=factor or 1.0,
-            dispatch=dispatch, precision=precision,
+            dispatch=dispatch, nodes=nodes, precision=precision,
         )  # fmt: skip
         both = md.Dim("d_ff", config.d_expert * config.shared)
         return x + routed + causal.gated(y, both, precision, name="shared")
