@@ -77,6 +77,18 @@ GROUPS = {
     "dispatch": Group(
         "benchmarks.paper_tables", "{operator}", {"growth": "{time_growth:.1f}", "order": "{seconds_order:.2f}"}
     ),
+    "index_tpu": Group(
+        "benchmarks.dispatch --tpu --tokens 128 512 1024 --experts 8",
+        "{tokens}.{experts}.{model}",
+        {"mask": "{mask:,}", "index": "{index:,}", "einsum": "{einsum:,}", "ratio": "{ratio:.2f}"},
+    ),  # with a Python that has the extra `aot`; then with --tokens 512 2048 --experts 16 --model 1024
+    "reshards": Group("benchmarks.reshards", "{operation}", {"bytes": "{bytes:,}", "gspmd": "{gspmd_bytes:,}"}),
+    "update_memory": Group(
+        "benchmarks.update_memory",
+        "{model}.{update}",
+        {"stored": "{stored_mb:,.0f}", "ours": "{ours_mb:,.0f}", "theirs": "{theirs_mb:,.0f}"}
+        | {"rest": "{rest_theirs_mb:,.0f}"},
+    ),  # with a Python that has the extra `aot`
     "cores": Group("benchmarks.mesh_tensorflow", "section.{section}", {"share": "{peak_share:.0%}"}),
     "steps": Group(
         "benchmarks.steps",
