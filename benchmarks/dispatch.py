@@ -51,8 +51,9 @@ def estimated(router: str, tokens: int, experts: int, model: int, chip: Any) -> 
         for name in ("einsum", "index")
     }
     size = {"router": router, "tokens": tokens, "experts": experts, "capacity": capacity, "model": model}
-    return {"figure": "dispatch_cycles", **size, "mask": tokens * experts * capacity, **cycles,
-            "ratio": cycles["index"] / cycles["einsum"]}  # fmt: skip
+    index, einsum = cycles["index"], cycles["einsum"]
+    known = {"ratio": index / einsum} if index and einsum else {}
+    return {"figure": "dispatch_cycles", **size, "mask": tokens * experts * capacity, **cycles, **known}
 
 
 def measured(router: str, tokens: int, experts: int, model: int, rounds: int) -> dict[str, dict[str, Any]]:
