@@ -101,9 +101,8 @@ def _paired(state: PassState, options: Options) -> Program:
     assert before is not None
     graph, layout, schedules = pipelined(before.graph, before.mesh, before.layout, options.chunks, late=True)
     state = dataclasses.replace(before, graph=graph, layout=layout, schedules=schedules, program=None)
-    for each in (Pass("shard weight updates", _shard_weight_updates), Pass("partition", _partition), *AFTER_PARTITION):
+    for each in TO_PROGRAM:
         state = each.run(state, options)
-    state = _in_steps(state, options)
     assert state.program is not None
     return state.program
 
@@ -225,13 +224,18 @@ AFTER_PARTITION: tuple[Pass, ...] = (
     ),
 )
 
-# For one mesh and layout
-PASSES: tuple[Pass, ...] = (
-    Pass("pipeline", _pipeline),
+# From a graph with its pipelines to a program whose overlap is not planned
+TO_PROGRAM: tuple[Pass, ...] = (
     Pass("shard weight updates", _shard_weight_updates),
     Pass("partition", _partition),
     *AFTER_PARTITION,
     Pass("collectives in steps", _in_steps),
+)
+
+# For one mesh and layout
+PASSES: tuple[Pass, ...] = (
+    Pass("pipeline", _pipeline),
+    *TO_PROGRAM,
     Pass("unroll loops", _on_program(lambda program, state, options: _unroll(program, options))),
     Pass("plan overlap", _plan_overlap),
 )

@@ -57,7 +57,7 @@ class Heads(NamedTuple):
         return md.cast(md.prefer(y, self.heads), self.precision.compute)
 
     def output(self, values: md.Tensor, x: md.Tensor) -> md.Tensor:
-        """What was read, projected to the dims of x."""
+        """The result of the layer, with the dims of x, from what each head read: [..., heads, groups, head]."""
         values = md.cast(md.prefer(values, self.heads), self.precision.compute)
         w = weight("wo", (self.heads, *self.groups, self.head), (dim_of(x, self.over),), self.init, self.precision)
         return md.cast(self.precision.einsum(values, w, out=x.dims), self.precision.compute)

@@ -24,6 +24,13 @@ class Schedule:
     tick     0   1      2      3      4
     stage 0  F0  F1     F2 B0  B1     B2
     stage 1  -   F0 B0  F1 B1  F2 B2  -
+
+    If the loss is `late`, as with `overlap="ticks"`, backward passes begin one tick later:
+
+    >>> print(Schedule(stages=2, microbatches=3, late=True))
+    tick     0   1   2      3      4   5
+    stage 0  F0  F1  F2     B0     B1  B2
+    stage 1  -   F0  F1 B0  F2 B1  B2  -
     """
 
     stages: int

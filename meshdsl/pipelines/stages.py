@@ -147,35 +147,55 @@ def run_stages(loop: StageLoop, dims: StageDims, beside: StageLoop | None = None
     that the first one changes where they are, from rows that the first one does not write. Stacks are in the order
     written, added.
     """
-    loops = [loop] if beside is None else [loop, beside]
-    consts, carries, rows = map(list, zip(*(each.operands(dims) for each in loops), strict=True))
-    consts += rows[1:]
-    kinds = (consts, carries, [*rows[:1], [iota(dims.inner)]])
-    layers = [_Layer(each, dims.padded > dims.layer.size) for each in loops]
-
-    def trip(*xs: Tensor) -> list[Tensor]:
-        values = iter(xs)
-        consts, carries, rows = ([list(islice(values, len(each))) for each in kind] for kind in kinds)
-        number = rows[1][0]
-        others = list[Tensor]()
-        if beside is not None:  # first, because it reads what the other one overwrites
-            last = dims.inner.size - 1 - number
-            own = [take(x, last, dims.inner) for x in consts[2]]
-            changed = {id(x): now for x, now in zip(kinds[1][0], carries[0], strict=True)}
-            held = [changed.get(id(x), value) for x, value in zip(kinds[0][1], consts[1], strict=True)]
-            others = layers[1].run(held, carries[1], own, last)[0]
-        after, new = layers[0].run(consts[0], carries[0], rows[0], number)
-        return [*after, *others, *new]
-
-    ins = [x for kind in kinds for each in kind for x in each]
-    n, m = (len([x for each in kind for x in each]) for kind in kinds[:2])
+    trip = _Trip.of([loop] if beside is None else [loop, beside], dims)
+    ins = [x for kind in trip.kinds for each in kind for x in each]
+    n, m = (len([x for each in kind for x in each]) for kind in trip.kinds[:2])
     types = [_type_of(x, dims.stage) for x in ins]
     inner_types = [*types[: n + m], *(_type_of(x, dims.stage, dims.inner) for x in ins[n + m :])]
-    control = dataclasses.replace(loop.scan, dim=dims.inner, body=trace(trip, inner_types)[0], consts=n, carries=m)
+    control = dataclasses.replace(loop.scan, dim=dims.inner, body=trace(trip.run, inner_types)[0], consts=n, carries=m)
     one = trace(lambda *xs: list(bind(SCAN, *xs, control=control)), types)[0]
     outs = iter([staged(x, dims.stage) for x in batched(one, ins, dims.stage)])
+    loops = [layer.loop for layer in trip.layers]
     states = [(list(islice(outs, each.scan.carries)), list(islice(outs, each.stacks))) for each in loops]
     return [(state, list(outs), stacks) for state, stacks in states]
+
+
+Operands = Sequence[Sequence[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Trip:
+    """One trip of the loop over the layers of a stage: a layer of a loop, and one of the loop beside it, if any.
+
+    `kinds` are the constants, carries and rows of each loop; but the rows of the second are constants, which it reads
+    in reverse, and the last row is the number of the trip.
+    """
+
+    layers: list[_Layer]
+    inner: Dim
+    kinds: tuple[Operands, Operands, Operands]
+
+    @classmethod
+    def of(cls, loops: Sequence[StageLoop], dims: StageDims) -> _Trip:
+        consts, carries, rows = map(list, zip(*(each.operands(dims) for each in loops), strict=True))
+        kinds = ([*consts, *rows[1:]], carries, [*rows[:1], [iota(dims.inner)]])
+        return cls([_Layer(each, dims.padded > dims.layer.size) for each in loops], dims.inner, kinds)
+
+    def run(self, *xs: Tensor) -> list[Tensor]:
+        values = iter(xs)
+        consts, carries, (rows, (number,)) = ([list(islice(values, len(each))) for each in kind] for kind in self.kinds)
+        # the second loop first, because it reads what the first one overwrites
+        others = self._beside(consts, carries, number) if len(self.layers) > 1 else []
+        after, new = self.layers[0].run(consts[0], carries[0], rows, number)
+        return [*after, *others, *new]
+
+    def _beside(self, consts: Operands, carries: Operands, number: Tensor) -> list[Tensor]:
+        """The carries of the second loop after its layer. The stacks that the first one changes are carries of it."""
+        changed = {id(x): now for x, now in zip(self.kinds[1][0], carries[0], strict=True)}
+        held = [changed.get(id(x), value) for x, value in zip(self.kinds[0][1], consts[1], strict=True)]
+        last = self.inner.size - 1 - number
+        rows = [take(x, last, self.inner) for x in consts[2]]
+        return self.layers[1].run(held, carries[1], rows, last)[0]
 
 
 def _type_of(x: Tensor, *apart: Dim) -> Type:
