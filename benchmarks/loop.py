@@ -64,7 +64,7 @@ def _bare(
     workload: md.Workload, mesh: md.Mesh, layout: md.Layout, batch: Mapping[str, Any], steps: int, has_key: bool
 ) -> np.ndarray:
     """The compiled step, called with tensors, and its loss read one step late."""
-    step, _ = stages(workload, mesh, layout, guard=True)
+    step, _ = stages(workload, md.Plan(mesh, layout), guard=True)
     key = md.random.key(0)
     params, state = md.compile(lambda key: workload.init(key), mesh, layout)(key)
     step_key = (key,) if has_key else ()
@@ -86,7 +86,12 @@ def _looped(
     workload: md.Workload, mesh: md.Mesh, layout: md.Layout, batch: Mapping[str, Any], steps: int
 ) -> np.ndarray:
     records = train(
-        workload, mesh, layout, steps=steps + 40, batches=lambda split, step: batch, eval_batches=0, non_finite="stop"
+        workload,
+        md.Plan(mesh, layout),
+        steps=steps + 40,
+        batches=lambda split, step: batch,
+        eval_batches=0,
+        non_finite="stop",
     )
     for _ in itertools.islice(records, 21):  # the start and 20 steps
         pass

@@ -29,18 +29,18 @@ EVERY = 50  # steps between two evaluations and two checkpoints
 
 
 def trained(
-    workload: md.Workload, directory: Path, mesh: md.Mesh, layout: md.Layout, steps: int, seed: int, say: Any
+    workload: md.Workload, directory: Path, plan: md.Plan, steps: int, seed: int, say: Any
 ) -> dict[str, md.Tensor]:
     """Trains from the newest checkpoint in the directory, prints the records, and returns the parameters."""
     config = {"config": dataclasses.asdict(workload.config)}
     keep = Keeping(md.Checkpoints(directory, keep=1), every=EVERY, config=config, wait=True)
-    for record in train(workload, mesh, layout, steps=steps, seed=seed, eval_every=EVERY, eval_batches=4, keep=keep):
+    for record in train(workload, plan, steps=steps, seed=seed, eval_every=EVERY, eval_batches=4, keep=keep):
         if record["event"] == "resume" and record["changed"]:
             raise md.MeshdslError(f"{directory} holds another model: {'; '.join(record['changed'])}")
         if record["event"] != "step" or record["step"] % EVERY == 0:
             say(**record)
     params, _, _ = workload.specs()
-    return md.Checkpoints(directory).restore(like={"params": params}, mesh=mesh, layout=layout).tree["params"]
+    return md.Checkpoints(directory).restore(like={"params": params}, mesh=plan.mesh, layout=plan.layout).tree["params"]
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def main() -> int:
                 labels = {"figure": "translation", "experts": experts, "layers": layers}
                 folder = (args.directory or Path(scratch)) / f"experts_{experts}_layers_{layers}"
                 params = trained(
-                    workload, folder, mesh, layout, args.steps, args.seed, functools.partial(say, **labels)
+                    workload, folder, md.Plan(mesh, layout), args.steps, args.seed, functools.partial(say, **labels)
                 )
                 pairs = translation.text_of(workload.config).pairs["held_out"][: args.pairs]
                 if not copied:

@@ -11,8 +11,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import meshdsl as md
 from meshdsl.train import Progress, configure, corpus, load, mesh_and_layout, report, stages, train
@@ -63,7 +62,7 @@ def _demo(steps: int) -> int:
     print(report.chart(curves))
     shown = sorted({1, *(round(steps * i / 8) for i in range(1, 9))} - {0})
     rows = [[n, *(f"{curves[name][n - 1]:.6f}" for name in LAYOUTS), f"{difference[n - 1]:.1e}"] for n in shown]
-    print("\n" + report.table(["step", *LAYOUTS, "difference"], rows, left=0))
+    print("\n" + report.table(["step", *LAYOUTS, "difference"], rows, ">" * (2 + len(LAYOUTS)), indent=0))
     print("\nEval loss, in bits per byte: " + ", ".join(f"{name} {bits[name]:.5f}" for name in LAYOUTS))
     agree = max(difference) <= TOLERANCE
     print(
@@ -73,8 +72,10 @@ def _demo(steps: int) -> int:
 
     print("\nForward pass of one layer on one device under data_model, without elementwise operations\n")
     print("\n".join(_layer(workload)))
-    print("\nCollectives of one training step per device, with loop trips counted\n")
-    print(_collectives_table(workload))
+    for name in LAYOUTS:
+        compiled, types = stages(workload, md.Plan(*mesh_and_layout(workload, name, None)))
+        print(f"\nCollectives of one training step per device under {name}, with loop trips counted\n")
+        print(report.collective_table(compiled.program(*types)))
     print(f"\n{time.perf_counter() - started:.0f} s in total")
     if not agree:
         print(f"the layouts disagree by {max(difference):.1e}, more than float32 rounding", file=sys.stderr)
@@ -85,7 +86,7 @@ def _train(workload: md.Workload, name: str, steps: int) -> tuple[list[float], f
     """The loss of every step under one layout, and the eval bits per byte after the last step."""
     losses, bits = [], 0.0
     with Progress(steps, name) as progress:
-        for record in train(workload, *mesh_and_layout(workload, name, None), steps=steps):
+        for record in train(workload, md.Plan(*mesh_and_layout(workload, name, None)), steps=steps):
             if record["event"] == "step":
                 losses.append(record["loss"])
                 progress.update(record["step"], f"loss {record['loss']:.3f}")
@@ -109,22 +110,6 @@ def _layer(workload: md.Workload) -> Iterator[str]:
         operation = re.match(r"\s*%\d+ = (\w+)", line)
         if operation and operation[1] in operations:
             yield "  " + re.sub(r"\s+# \S*/", "  # ", line.strip())
-
-
-def _collectives_table(workload: md.Workload) -> str:
-    """A table of counts and bytes for every layout, by kind of collective and mesh axes."""
-    rows = []
-    for name in LAYOUTS:
-        compiled, types = stages(workload, *mesh_and_layout(workload, name, None))
-        sums = report.collectives(compiled.program(*types))
-        rows += [[name, row["kind"], ",".join(row["axes"]), *_sizes(row)] for row in sums]
-        total: Mapping[str, Any] = {key: sum(row[key] for row in sums) for key in ("count", "bytes", "wire_bytes")}
-        rows.append([name, "total", "", *_sizes(total)])
-    return report.table(["layout", "kind", "axes", "count", "bytes", "sent by a device"], rows, left=3)
-
-
-def _sizes(row: Mapping[str, Any]) -> list[str]:
-    return [str(row["count"]), report.size(row["bytes"]), report.size(row["wire_bytes"])]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from .batches import data_for
 from .data import Corpus, Document, corpus
 from .iterators import Iterated, Stateful
 from .load import load, mesh_and_layout
-from .loop import planned_stages, stages, train
+from .loop import stages, train
 from .progress import Progress
 from .reader import NonFiniteLoss
 from .settings import Settings, configure, resolve
@@ -41,7 +41,6 @@ __all__ = [
     "load_tokenizer",
     "mesh_and_layout",
     "report",
-    "planned_stages",
     "resolve",
     "stages",
     "train",

@@ -30,17 +30,13 @@ from .values import as_json
 
 def train(
     workload: md.Workload,
-    mesh: md.Mesh,
-    layout: md.Layout,
+    plan: md.Plan,
     *,
     steps: int,
     seed: int = 0,
     batches: Batches | None = None,
     eval_every: int = 0,
     eval_batches: int = 8,
-    weight_update: str = "replicated",
-    machine: str | None = None,
-    plan: md.Plan | None = None,
     peak_seconds: float | None = None,
     non_finite: str = "stop",
     max_skips: int = 10,
@@ -53,20 +49,17 @@ def train(
 
     `batches(split, step)` returns the data of the splits `train` and `held_out`; the default is `data_for(workload)`.
     The run evaluates on `eval_batches` held-out batches (0: never) every `eval_every` steps (0: not during training)
-    and after the last step. `weight_update` is passed to `md.compile`; `machine` is used if it is "auto". A
-    `plan` replaces mesh, layout, weight update and machine. If the seconds are known that the products of a
-    step take at the devices' peak, `peak_seconds`, records have the model FLOP utilisation, `mfu`. A NaN or
-    infinite loss or gradient raises `NonFiniteLoss`; with `non_finite="skip"`, only after `max_skips` such steps in a
-    row. With `keep`, the run resumes from its newest checkpoint, and saves during training and after the last step. If
-    `stop` reports a signal, the run saves and raises `Stopped`.
+    and after the last step. If the seconds are known that the products of a step take at the devices' peak,
+    `peak_seconds`, records have the model FLOP utilisation, `mfu`. A NaN or infinite loss or gradient raises
+    `NonFiniteLoss`; with `non_finite="skip"`, only after `max_skips` such steps in a row. With `keep`, the run resumes
+    from its newest checkpoint, and saves during training and after the last step. If `stop` reports a signal, the run
+    saves and raises `Stopped`.
     """
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
     key_parameter = _key(workload)
-    if plan is None:
-        plan = _plan(mesh, layout, weight_update, machine)
     mesh, layout = plan.mesh, plan.layout
-    run, types = planned_stages(workload, plan, guard=True)
+    run, types = stages(workload, plan, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
     specs = workload.inputs(workload.config)
     classes = classes_of(workload.loss(workload.config), types[0], specs, *types[3:])
@@ -272,36 +265,17 @@ def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batche
 
 def stages(
     workload: md.Workload,
-    mesh: md.Mesh,
-    layout: md.Layout,
-    *,
-    forward: bool = False,
-    weight_update: str = "replicated",
-    machine: str | None = None,
-    guard: bool = False,
-) -> tuple[md.Compiled, tuple[Any, ...]]:
-    """The compiled training step and its argument specs, for `.graph`, `.program` and `.lower`. Needs no devices.
-
-    With `forward`, the evaluation step, without gradients and update. With `guard`, the step that `train` runs, which
-    keeps the parameters and state if the loss or gradient is not finite.
-    """
-    plan = _plan(mesh, layout, "replicated" if forward else weight_update, machine)
-    return planned_stages(workload, plan, forward=forward, guard=guard)
-
-
-def _plan(mesh: md.Mesh, layout: md.Layout, weight_update: str, machine: str | None) -> md.Plan:
-    return md.Plan(mesh, layout, weight_update, machine=machine if weight_update == "auto" else None)
-
-
-def planned_stages(
-    workload: md.Workload,
     plan: md.Plan,
     *,
     forward: bool = False,
     guard: bool = False,
     machine: md.Machine | str | None = None,
 ) -> tuple[md.Compiled, tuple[Any, ...]]:
-    """`stages` of a plan; `machine` replaces the plan's."""
+    """The compiled training step and its argument specs, for `.graph`, `.program` and `.lower`. Needs no devices.
+
+    With `forward=True`, the evaluation step, which has no weight update. With `guard=True`, the step of `train`, which
+    changes nothing if its loss or gradient is not finite. `machine` replaces the plan's.
+    """
     params, state, batch = workload.specs()
     key = (md.spec("key_word:2", "uint32"),) if _key(workload) else ()
     if forward:

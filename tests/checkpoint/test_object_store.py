@@ -15,8 +15,8 @@ from meshdsl.train import Keeping, train
 from tests.cli.running import here
 from tests.train.tiny import tiny
 
-DATA = (md.Mesh("all:2"), md.Layout("batch:all"))
-MODEL = (md.Mesh("all:2"), md.Layout("hidden:all"))  # 5 does not divide by 2: what is stored has padding
+DATA = md.Plan("all:2", "batch:all")
+MODEL = md.Plan("all:2", "hidden:all")  # 5 does not divide by 2: what is stored has padding
 SAVES = """
 import sys
 import meshdsl as md
@@ -33,9 +33,9 @@ for step in range(0 if first is None else first + 1, 10_000):
 def test_a_run_resumes_bitwise_on_another_layout(tmp_path: Path):
     places = (f"file://{tmp_path}/store/run", str(tmp_path / "files"))
     for place in places:
-        for steps, where in ((2, MODEL), (3, DATA)):
+        for steps, plan in ((2, MODEL), (3, DATA)):
             keep = Keeping(md.Checkpoints(place, keep=None), every=2, wait=True)
-            list(train(tiny, *where, steps=steps, eval_batches=0, keep=keep))
+            list(train(tiny, plan, steps=steps, eval_batches=0, keep=keep))
     url, files = map(md.Checkpoints, places)
     assert url.steps() == files.steps() and url.latest() == 3
     for step in url.steps():
@@ -50,7 +50,7 @@ def test_a_run_resumes_bitwise_on_another_layout(tmp_path: Path):
             p: x.numpy().tobytes() for p, x in want.tree.items()
         }
     like = {"params": {"w": md.spec("io:3 hidden:5")}}
-    sharded = url.restore(2, like, mesh=MODEL[0], layout=MODEL[1]).tree["params"]["w"]
+    sharded = url.restore(2, like, mesh=MODEL.mesh, layout=MODEL.layout).tree["params"]["w"]
     assert sharded.numpy().tobytes() == url.restore(2).tree["params/w"].numpy().tobytes()
 
 

@@ -57,7 +57,7 @@ def train() -> list[float]:
     workload = load("models/transformer.py:lm").replace(
         batch=4, length=16, layers=2, d_model=32, heads=4, d_head=8, d_ff=64
     )
-    records = train(workload, *mesh_and_layout(workload, "data_model", None), steps=3, eval_batches=0)
+    records = train(workload, md.Plan(*mesh_and_layout(workload, "data_model", None)), steps=3, eval_batches=0)
     return [record["loss"] for record in records if "loss" in record]
 
 

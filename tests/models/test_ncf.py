@@ -161,7 +161,7 @@ def test_ncf_learns_in_the_training_loop(monkeypatch: pytest.MonkeyPatch):
     call_graph.call_graph.cache_clear()
     workload = ncf.ncf.replace(batch=64, users=80, items=130, factors=4, width=4, hidden=(8,), learning_rate=0.02)
     layout = md.Layout("batch:rows; user:rows; item:rows")
-    records = list(train(workload, md.Mesh("rows:2"), layout, steps=30, eval_batches=1))
+    records = list(train(workload, md.Plan("rows:2", layout), steps=30, eval_batches=1))
     call_graph.call_graph.cache_clear()
     assert records[0]["data"]["users"] == 67
     steps = [record["loss"] for record in records if record["event"] == "step"]

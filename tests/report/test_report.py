@@ -28,8 +28,7 @@ LM = str(ROOT / "models/transformer.py") + ":lm"
 
 def report(layout: str, machine: str = "tpu-v5e", limit: float | None = None) -> Report:
     workload = load(LM)
-    mesh, rules = mesh_and_layout(workload, layout, None)
-    compiled, arguments = stages(workload, mesh, rules)
+    compiled, arguments = stages(workload, md.Plan(*mesh_and_layout(workload, layout, None)))
     return compiled.cost(*arguments, machine=machine, limit=limit)
 
 

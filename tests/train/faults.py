@@ -83,7 +83,7 @@ def train_here(folder: Path, pipe: int, every: int, keep: int | None, slow: str,
     first = [True]
     with Stop() as stop:
         records = train(
-            tiny, md.Mesh("all:1"), md.Layout(""), steps=STEPS, batches=batches, eval_every=5, eval_batches=2,
+            tiny, md.Plan("all:1"), steps=STEPS, batches=batches, eval_every=5, eval_batches=2,
             keep=Keeping(Checkpoints(folder, keep=keep, report=lambda line: None), every, wait=wait), stop=stop,
         )  # fmt: skip
         try:

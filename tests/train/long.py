@@ -68,9 +68,7 @@ def run_here(folder: Path, rank: int, port: int, where: tuple[str, str], steps: 
     every = max(1, steps // SAMPLES)
     with Stop() as stop, (folder / f"losses-{rank}").open("a") as losses, (folder / f"samples-{rank}").open("a") as log:
         try:
-            for record in train(
-                tiny, md.Mesh(where[0]), md.Layout(where[1]), steps=steps, eval_batches=0, keep=keep, stop=stop
-            ):
+            for record in train(tiny, md.Plan(*where), steps=steps, eval_batches=0, keep=keep, stop=stop):
                 if record["event"] == "step":
                     losses.write(f"{record['step']} {record['loss'].hex()}\n")
                     losses.flush()

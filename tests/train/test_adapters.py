@@ -94,8 +94,9 @@ def test_data_resumes_exactly(tmp_path: Path, make: Callable[[Path], Any]):
 def test_data_resumes_exactly_in_training(tmp_path: Path):
     def run(folder: str, steps: int) -> dict[int, float]:
         keep = Keeping(md.Checkpoints(tmp_path / folder), every=1, wait=True)
-        where = (md.Mesh("all:1"), md.Layout(""))
-        records = list(train(tiny, *where, steps=steps, batches=streamed(tmp_path), eval_batches=0, keep=keep))
+        records = list(
+            train(tiny, md.Plan("all:1"), steps=steps, batches=streamed(tmp_path), eval_batches=0, keep=keep)
+        )
         assert not any(record.get("changed") for record in records)
         return {record["step"]: record["loss"] for record in records if record["event"] == "step"}
 

@@ -19,7 +19,8 @@ MLP = load("models/mlp.py:mlp").replace(batch=8, io=8, hidden=16)
 
 
 def losses(workload: md.Workload, layout: str | None, **options: Any) -> list[float]:
-    records = train(workload, *mesh_and_layout(workload, layout, None), **{"steps": 4, "eval_batches": 2, **options})
+    plan = md.Plan(*mesh_and_layout(workload, layout, None))
+    records = train(workload, plan, **{"steps": 4, "eval_batches": 2, **options})
     return [record["loss"] for record in records if "loss" in record]
 
 
@@ -44,7 +45,7 @@ def test_train_two_layers_under_every_named_layout(layout: str):
 
 
 def test_train_uses_noise_for_float_inputs():
-    records = list(train(MLP, *mesh_and_layout(MLP, "data_model", None), steps=2, eval_batches=1))
+    records = list(train(MLP, md.Plan(*mesh_and_layout(MLP, "data_model", None)), steps=2, eval_batches=1))
     assert records[0]["data"] == {"kind": "noise", "fields": ["target", "x"]}
     assert "bits_per_byte" not in records[-2] and "bytes_per_second" not in records[-1]
 
@@ -55,7 +56,7 @@ def test_data_for_noise_has_mean_0_and_variance_1():
 
 
 def test_train_order_of_records():
-    records = train(MLP, *mesh_and_layout(MLP, None, None), steps=5, eval_every=2, eval_batches=1)
+    records = train(MLP, md.Plan("all:1"), steps=5, eval_every=2, eval_batches=1)
     assert [(r["event"], r.get("step")) for r in records] == [
         ("start", None),
         *[("step", 1), ("step", 2), ("eval", 2), ("step", 3), ("step", 4), ("eval", 4), ("step", 5), ("eval", 5)],
@@ -64,7 +65,7 @@ def test_train_order_of_records():
 
 
 def test_train_zero_steps_and_no_evaluation():
-    events = [r["event"] for r in train(MLP, *mesh_and_layout(MLP, None, None), steps=0, eval_batches=0)]
+    events = [r["event"] for r in train(MLP, md.Plan("all:1"), steps=0, eval_batches=0)]
     assert events == ["start", "end"]
 
 
@@ -84,14 +85,14 @@ def test_train_non_finite_loss_names_its_step(bad: float):
 
     seen = []
     with pytest.raises(NonFiniteLoss, match=f"the loss of step 3 is {bad}\n  it was .* at step 2") as caught:
-        for record in train(MLP, *mesh_and_layout(MLP, "data", None), steps=9, batches=batches):
+        for record in train(MLP, md.Plan(*mesh_and_layout(MLP, "data", None)), steps=9, batches=batches):
             seen.append(record["event"])
     assert caught.value.exit_code == 5
     assert seen == ["start", "step", "step"]
 
 
 def test_train_checks_the_layout_first():
-    records = train(MLP, md.Mesh("all:8"), md.Layout("batch:all; hidden:all"), steps=1)
+    records = train(MLP, md.Plan("all:8", "batch:all; hidden:all"), steps=1)
     with pytest.raises(md.LayoutError, match="cannot split dim 'hidden' over mesh axis 'all'"):
         next(records)
 
@@ -107,7 +108,7 @@ def test_data_for_errors():
 
 
 def test_stages_work_without_devices():
-    compiled, types = stages(LM.replace(batch=64), md.Mesh("rows:64 cols:4"), md.Layout(LM.layouts["data_model"][1]))
+    compiled, types = stages(LM.replace(batch=64), md.Plan("rows:64 cols:4", LM.layouts["data_model"][1]))
     assert compiled.program(*types).mesh.size == 256
 
 

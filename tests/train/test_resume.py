@@ -19,9 +19,10 @@ from meshdsl.train.state import State
 from tests.train import two
 from tests.train.tiny import tiny
 
-ONE = (md.Mesh("all:1"), md.Layout(""))
-DATA = (md.Mesh("all:2"), md.Layout("batch:all"))
-MODEL = (md.Mesh("all:2"), md.Layout("hidden:all"))  # 5 does not divide by 2: what is stored has padding
+ONE = md.Plan("all:1")
+DATA = md.Plan("all:2", "batch:all")
+SHARDED = DATA.replace(weight_update="sharded")
+MODEL = md.Plan("all:2", "hidden:all")  # 5 does not divide by 2: what is stored has padding
 Records = list[dict[str, Any]]
 
 
@@ -30,8 +31,8 @@ def keeping(folder: Path, every: int = 3, resume: str = "auto", said: list[str] 
     return Keeping(md.Checkpoints(folder, keep=None, report=lines.append), every, resume, more or None, wait=True)
 
 
-def run(where: Any, steps: int, keep: Keeping, **options: Any) -> Records:
-    return list(train(tiny, *where, steps=steps, eval_batches=0, keep=keep, **options))
+def run(plan: md.Plan, steps: int, keep: Keeping, **options: Any) -> Records:
+    return list(train(tiny, plan, steps=steps, eval_batches=0, keep=keep, **options))
 
 
 def saved(folder: Path, step: int) -> tuple[dict[str, bytes], Any, Any]:
@@ -47,17 +48,17 @@ def losses(records: Records) -> list[float]:
 
 def test_resume_is_bitwise_equal_also_on_other_layouts(tmp_path: Path):
     step = random.SystemRandom().randrange(1, 6)
-    whole = run(DATA, 7, keeping(tmp_path / "whole", 1), weight_update="sharded")
-    first = run(DATA, step, keeping(tmp_path / "parts", 100), weight_update="sharded")
-    second = run(DATA, 7, keeping(tmp_path / "parts", 100), weight_update="sharded")
+    whole = run(SHARDED, 7, keeping(tmp_path / "whole", 1))
+    first = run(SHARDED, step, keeping(tmp_path / "parts", 100))
+    second = run(SHARDED, 7, keeping(tmp_path / "parts", 100))
     assert losses(first) + losses(second) == losses(whole)
     assert saved(tmp_path / "parts", 7) == saved(tmp_path / "whole", 7)
-    for where, update in ((MODEL, "replicated"), (ONE, "replicated")):
-        keep = keeping(tmp_path / f"on{where[1]}{update}", 100, str(tmp_path / "whole" / f"step-{step:08d}"))
+    for plan in (MODEL, ONE):
+        keep = keeping(tmp_path / f"on{plan.layout}", 100, str(tmp_path / "whole" / f"step-{step:08d}"))
         there = keep.checkpoints.directory
-        assert list(train(tiny, *where, steps=step, eval_batches=0, keep=keep, weight_update=update))[1]["step"] == step
+        assert list(train(tiny, plan, steps=step, eval_batches=0, keep=keep))[1]["step"] == step
         assert saved(there, step) == saved(tmp_path / "whole", step), "every bit, whatever the layout"
-        on = run(where, 7, keeping(there, 100), weight_update=update)
+        on = run(plan, 7, keeping(there, 100))
         assert losses(on) == pytest.approx(losses(whole)[step:], rel=1e-5)
 
 
@@ -87,7 +88,7 @@ def test_stop_saves_in_each_phase(tmp_path: Path, phase: str, split: str, at: in
     stop = Stop()
     options: dict[str, Any] = {"steps": 6, "eval_every": 2, "eval_batches": 3, "stop": stop}
     with pytest.raises(Stopped, match=f"stopped by SIGTERM; step {step} is saved") as caught:
-        list(train(tiny, *ONE, keep=keeping(tmp_path), batches=Raising(stop, split, at), **options))
+        list(train(tiny, ONE, keep=keeping(tmp_path), batches=Raising(stop, split, at), **options))
     assert caught.value.exit_code == 75
     assert md.Checkpoints(tmp_path).latest() == step
     assert not (tmp_path / "lock").exists()
@@ -147,13 +148,13 @@ def test_resume_skips_corrupt_checkpoints(tmp_path: Path):
 def test_resume_evaluates_what_was_due(tmp_path: Path):
     """A run that ends between the save of a step and its evaluation evaluates when it resumes."""
     options: dict[str, Any] = {"steps": 5, "eval_every": 2, "eval_batches": 1}
-    whole = list(train(tiny, *ONE, **options))
+    whole = list(train(tiny, ONE, **options))
     for ends in ("save", "step"):  # after the save of step 2, and by a signal in step 2, before it is due to be saved
         records: Records = []
         stop = Stop()
         keep = keeping(tmp_path / ends, 2 if ends == "save" else 100)
         try:
-            for record in train(tiny, *ONE, keep=keep, stop=stop, **options):
+            for record in train(tiny, ONE, keep=keep, stop=stop, **options):
                 records.append(record)
                 if record["event"] == ends and record["step"] == (2 if ends == "save" else 1):
                     stop.note(signal.SIGTERM) if ends == "step" else keep.checkpoints.close()
@@ -161,7 +162,7 @@ def test_resume_evaluates_what_was_due(tmp_path: Path):
                         break
         except Stopped as stopped:
             assert stopped.step == 2
-        records += train(tiny, *ONE, keep=keeping(tmp_path / ends, 2), **options)
+        records += train(tiny, ONE, keep=keeping(tmp_path / ends, 2), **options)
         found = {record["step"]: record["loss"] for record in records if record["event"] == "eval"}
         assert found == {record["step"]: record["loss"] for record in whole if record["event"] == "eval"}, ends
 
@@ -279,7 +280,7 @@ def _program() -> md.Program:
     def f(params: dict[str, md.Tensor]) -> md.Tensor:
         return params["w"] * 2
 
-    return md.compile(f, *ONE).program({"w": md.spec("io:3 hidden:5")})
+    return md.compile(f, plan=ONE).program({"w": md.spec("io:3 hidden:5")})
 
 
 def test_stop_of_two_processes_at_the_same_step(tmp_path: Path):

@@ -134,7 +134,7 @@ def test_targets_without_a_class_are_refused():
         late = targets if step == 2 else np.zeros_like(targets) - 1  # a negative target marks a masked place
         return {"tokens": np.zeros_like(targets), "targets": late}
 
-    run = train(small, md.Mesh("all:1"), md.Layout(""), steps=3, eval_batches=0, batches=batches)
+    run = train(small, md.Plan("all:1"), steps=3, eval_batches=0, batches=batches)
     message = f"'targets' of the batch has the target {small.config.vocab}, and vocab has the classes 0 to"
     with pytest.raises(md.MeshdslError, match=message):
         list(run)

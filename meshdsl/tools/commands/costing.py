@@ -90,7 +90,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
 
     Raises `UsageError` for a workload without inputs, and for settings that give a dim an illegal size.
     """
-    from ...train import planned_stages
+    from ...train import stages
 
     settings = " ".join(options.settings) or "its config"
     decides = plan.needs_machine or getattr(options, "collective_steps", None) == "auto"
@@ -101,7 +101,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
                 f"the workload {workload.name} has no inputs, so there is no step to cost\n"
                 "  its inputs(config) returns an empty dict; return the spec of every tensor of a batch"
             )
-        compiled, arguments = planned_stages(workload, plan, forward=options.forward, machine=machine)
+        compiled, arguments = stages(workload, plan, forward=options.forward, machine=machine)
     except (ShapeError, ArithmeticError) as error:
         if not options.settings:
             raise
@@ -174,13 +174,13 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
 def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) -> Any:
     """The work of one step of the workload: the products of its graph without rematerialisation."""
     from ...cost.report.rates import work_of
-    from ...train import planned_stages
+    from ...train import stages
 
     has_remat = hasattr(workload.config, "remat") and (workload.config.remat or compiled.plan.remat != "model")
     plain = not has_remat and compiled.plan.microbatches == 1
     if not plain and not forward:
         plan = md.Plan("all:1", remat="none" if has_remat else "model")
-        compiled, arguments = planned_stages(workload, plan)
+        compiled, arguments = stages(workload, plan)
     return work_of(compiled.graph(*arguments), workload.inputs(workload.config))
 
 

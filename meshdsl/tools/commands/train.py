@@ -132,12 +132,12 @@ def _workload_errors(settings: Any) -> Iterator[None]:
 
 def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
-    from ...train import planned_stages
+    from ...train import stages
     from .costing import machine_named
 
     machine = machine_named(settings.train.machine)
     with _workload_errors(settings):
-        compiled, types = planned_stages(settings.workload, plan, guard=True)
+        compiled, types = stages(settings.workload, plan, guard=True)
         cost = compiled.cost(*types, machine=machine)
     if options.json:
         update = compiled.weight_update.to_dict()
@@ -167,9 +167,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             stack.enter_context(contextlib.closing(sink))
         records = train(
             settings.workload,
-            plan.mesh,
-            plan.layout,
-            plan=plan,
+            plan,
             peak_seconds=_peak_seconds(settings, plan),
             steps=chosen.steps,
             seed=chosen.seed,
@@ -203,13 +201,13 @@ def _peak_seconds(settings: Any, plan: Any) -> float | None:
 
     from ...cost.machine import MachineError
     from ...cost.report.rates import machine_of_device
-    from ...train import planned_stages
+    from ...train import stages
     from .costing import work
 
     machine = machine_of_device(jax.devices()[0].device_kind)
     if machine is None:
         return None
-    compiled, arguments = planned_stages(settings.workload, plan)
+    compiled, arguments = stages(settings.workload, plan)
     try:
         return work(settings.workload, compiled, arguments).peak_seconds(machine, plan.mesh.size)
     except MachineError:
