@@ -205,8 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.groups:
         results = {setting.label: grouped(setting, options.machine) for setting in (*PAPER, *ONE_AXIS)}
         rows = [[label, *(f"{s * 1e3:.2f} ms" for s in each.values())] for label, each in results.items()]
-        header = ["predicted", *next(iter(results.values()))]
-        print(_table(header, rows))
+        print(report.table(["predicted", *next(iter(results.values()))], rows))
         return 0
     settings = (*LARGE, *PAPER) if options.machine == "tpu-v3" else LARGE
     if options.measure:
@@ -221,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ])  # fmt: skip
         print(f"{setting.label}: done", file=sys.stderr, flush=True)
     header = ["predicted", "replicated", "sharded", "faster", "peak, replicated", "peak, sharded", "the paper"]
-    print(f"one training step on {options.machine}\n{_table(header, rows)}")
+    print(f"one training step on {options.machine}\n{report.table(header, rows)}")
     if options.measure:
         rows = []
         for setting in SMALL:
@@ -233,12 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 *(f"{peaks[mode][1] / 1e6:,.2f} MB" for mode in MODES),
             ])  # fmt: skip
         header = ["measured, CPU time", "replicated", "sharded", "faster", "peak, replicated", "peak, sharded"]
-        print(f"\none training step on eight CPU devices of this machine\n{_table(header, rows)}")
+        print(f"\none training step on eight CPU devices of this machine\n{report.table(header, rows)}")
     return 0
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return report.table(header, rows, "<" + ">" * (len(header) - 1), indent=0, width=140)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Functions of JAX arrays in a model: `md.map`, `md.local`, and the one static check of them.
 
-`table` says what each primitive does with the axes of its operands: it passes, sums or mixes them. `elementwise` reads
-it for functions at all sizes, `walk` for functions on blocks; what `walk` cannot prove, `trial` tries on random data.
+`table` says what each primitive does with the axes of its operands: it passes, sums or mixes them. `walk` reads
+it for functions on blocks, those of `md.map` too; what `walk` cannot prove, `trial` tries on random data.
 `function` has a function with its dims and both checks; `blocks` is its operation, `counting` its FLOPs.
 """
 
 from ..backend.jaxprs import CALLS, inner, opened
 from .counting import flops
-from .elementwise import has_own_gradient, mixing
+from .map import has_own_gradient, mixing
 from .table import ELEMENTWISE
 from .trial import differs, outline
 from .walk import Problem, check

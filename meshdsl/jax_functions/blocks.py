@@ -22,8 +22,8 @@ from ..ops.dtypes import kind
 from ..ops.reshape import refill
 from ..trace import Tensor, bind
 from .counting import flops
-from .elementwise import has_own_gradient
 from .function import JaxFunction, refusal
+from .map import has_own_gradient
 
 
 def _sized(types: Sequence[Type]) -> Mapping[str, int]:

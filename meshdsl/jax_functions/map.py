@@ -16,8 +16,8 @@ from ..ir import Fuses, Op, Type
 from ..ops.dtypes import kind
 from ..ops.elementwise import broadcast_shape
 from ..trace import Tensor, as_tensor, bind1
-from .elementwise import has_own_gradient, mixing
 from .trial import outline
+from .walk import Problem, check
 
 
 def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
@@ -31,15 +31,9 @@ def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
     return Type(shape, out.dtype)
 
 
-@lru_cache(maxsize=1024)
-def _outline(f: Callable[..., Any], sizes: tuple[int, ...], dtypes: tuple[Any, ...]) -> Any:
-    """The primitives of f on arrays of these sizes."""
-    return outline(jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(sizes, dtype) for dtype in dtypes)))
-
-
 def _map_kernel(c: Local, *xs: Any, f: Callable[..., Any]) -> Any:
     sizes, whole, dtypes = c.outs[0].sizes, tuple(d.size for d in c.outs[0].dims), tuple(x.dtype for x in xs)
-    if sizes != whole and _outline(f, sizes, dtypes) != _outline(f, whole, dtypes):
+    if mixing(f, names(c.outs[0].dims), dtypes, whole, sizes):
         raise ShapeError(
             f"md.map: {getattr(f, '__name__', f)} reads the shape of its arguments: it is another function on a block "
             f"of {sizes} than on {show(c.outs[0].dims)}\n  pass sizes as numbers, x.dims[0].size"
@@ -91,21 +85,59 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
         raise ShapeError(
             f"md.map: {called} does not take {', '.join(str(t) for t in types)}\n  {_first_line(error)}"
         ) from None
-    mixed = mixing(f, names(shape), [t.dtype for t in types])
+    whole, block = (tuple(k * n for n in sizes) for k in (4, 2))  # in a block of one element, all places are equal
+    mixed = mixing(f, names(shape), tuple(t.dtype for t in types), whole, block)
     if mixed is None:
         return
     if mixed.primitive in _INSTEAD_OF:
         instead = f"use {_INSTEAD_OF[mixed.primitive]} outside the function"
-    elif mixed.primitive in ("", "dim_as_value"):
+    elif not mixed.primitive or "size" in mixed.what:
         instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
     else:
         instead = "write it with md operations"
     line = f" ({mixed.where})" if mixed.where else ""
+    name = getattr(f, "__name__", str(f))
+    problem = f"in {name}, {mixed.primitive} {mixed.what}" if mixed.primitive else f"{name} {mixed.what}"
     raise ShapeError(
-        f"md.map needs an elementwise function; {getattr(f, '__name__', f)} {mixed.what}{line}\n"
+        f"md.map needs an elementwise function; {problem.rstrip(',')}{line}\n"
         f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
         f"  {instead}"
     )
+
+
+@lru_cache(maxsize=1024)
+def mixing(
+    f: Callable[..., Any],
+    names: tuple[str, ...],
+    dtypes: tuple[Any, ...],
+    whole: tuple[int, ...],
+    block: tuple[int, ...],
+) -> Problem | None:
+    """The reason why a function is not elementwise on blocks of arrays of these dims and dtypes; None if it is.
+
+    As for `md.local`, it is traced with each dim at both sizes, and the equations of both traces are compared.
+    """
+    for i, (name, n) in enumerate(zip(names, block, strict=True)):
+        if n == whole[i]:
+            continue
+        part = (*whole[:i], n, *whole[i + 1 :])
+        try:
+            before, after = (
+                jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(sizes, dtype) for dtype in dtypes)) for sizes in (whole, part)
+            )
+        except Exception as error:  # from JAX or from the function, which cannot handle these sizes
+            return Problem("", f"fails for other sizes of {name} ({_first_line(error)[:160].rstrip('.')})")
+        problem = check(before, after, [i] * len(dtypes), [i], name, (whole[i], n))
+        if problem and not (n == 1 and outline(before) == outline(after)):
+            return problem
+        whole = part
+    return None
+
+
+def has_own_gradient(jaxpr: Any) -> bool:
+    """True if a gradient may have been written by hand; those of JAX treat places as their function does."""
+    text = str(jaxpr)
+    return "custom_vjp_call" in text or "custom_jvp_call" in text
 
 
 def _first_line(error: Exception) -> str:
@@ -119,8 +151,8 @@ def map(f: Callable[..., Any], *xs: Any) -> Tensor:
     >>> md.map(lambda x: x * x, md.tensor([-1.0, 2.0], "a"))
     tensor(float32[a=2], [1. 4.])
 
-    The function is checked: every primitive in it must be elementwise for every shape. So is a gradient of its own
-    (`jax.custom_vjp`, `jax.custom_jvp`), when it is used.
+    The function is checked: it is traced at two sizes, and every primitive in it must be elementwise. So is a gradient
+    of its own (`jax.custom_vjp`, `jax.custom_jvp`), when it is used. A program compares it on blocks again.
 
     Raises `ShapeError` if the function is not elementwise, reads the shape of its arguments or combines them with an
     array, and if no operand has all dims of the others.

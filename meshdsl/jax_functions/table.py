@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 MIX, SUM = "mix", "sum"
 Targets = Sequence[int | str]
-Shape = tuple[Any, ...]  # of integers, and symbols in functions of md.map
+Shape = tuple[Any, ...]
 
 ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",

@@ -62,7 +62,7 @@ def _demo(steps: int) -> int:
     print(report.chart(curves))
     shown = sorted({1, *(round(steps * i / 8) for i in range(1, 9))} - {0})
     rows = [[n, *(f"{curves[name][n - 1]:.6f}" for name in LAYOUTS), f"{difference[n - 1]:.1e}"] for n in shown]
-    print("\n" + report.table(["step", *LAYOUTS, "difference"], rows, ">" * (2 + len(LAYOUTS)), indent=0))
+    print("\n" + report.table(["step", *LAYOUTS, "difference"], rows, left=0))
     print("\nEval loss, in bits per byte: " + ", ".join(f"{name} {bits[name]:.5f}" for name in LAYOUTS))
     agree = max(difference) <= TOLERANCE
     print(

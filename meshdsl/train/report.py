@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..cost.report.tables import table
-from ..errors.units import show_bytes
+__all__ = ["chart", "collective_table", "collectives", "size", "table"]
 
-__all__ = ["chart", "collective_table", "collectives", "table"]
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """A table with two spaces between columns; the first `left` columns are left-aligned, the others right-aligned.
+
+    >>> print(table(["kind", "count"], [["all_reduce", 21]]))
+    kind        count
+    all_reduce     21
+    """
+    cells = [list(map(str, row)) for row in [header, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = (
+        "  ".join(c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def size(n: float) -> str:
+    """A number of bytes as text, with decimal units.
+
+    >>> size(33_554_432), size(4)
+    ('33.55 MB', '4 B')
+    """
+    for unit, one in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n >= one:
+            return f"{n / one:.2f} {unit}"
+    return f"{n:.0f} B"
 
 
 def collectives(program: Any) -> list[dict[str, Any]]:
@@ -29,15 +54,15 @@ def collective_table(program: Any) -> str:
     rows = collectives(program)
     if not rows:
         return "none"
-    total = {"kind": "total", "axes": (), **{key: sum(row[key] for row in rows) for key in _AMOUNTS}}
-    lines = [
-        [row["kind"], ",".join(row["axes"]), round(row["count"], 4), *(show_bytes(row[key]) for key in _AMOUNTS[1:])]
-        for row in [*rows, total]
-    ]
-    return table(["kind", "axes", "count", "bytes", "sent by a device"], lines, "<<>>>", indent=0)
+    total: Mapping[str, int] = {key: sum(row[key] for row in rows) for key in ("count", "bytes", "wire_bytes")}
+    lines = [[row["kind"], ",".join(row["axes"]), *_sizes(row)] for row in rows]
+    return table(
+        ["kind", "axes", "count", "bytes", "sent by a device"], [*lines, ["total", "", *_sizes(total)]], left=2
+    )
 
 
-_AMOUNTS = ("count", "bytes", "wire_bytes")
+def _sizes(row: Mapping[str, Any]) -> list[str]:
+    return [str(round(row["count"], 4)), size(row["bytes"]), size(row["wire_bytes"])]
 
 
 def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int = 12) -> str:
