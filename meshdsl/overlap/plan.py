@@ -7,7 +7,6 @@ timeline that fits the memory limit; the unchanged program is always a candidate
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import cast
 
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
@@ -23,7 +22,7 @@ from ..lowering.asynchrony import Start
 from ..lowering.program import Program
 from .fences import kernels_with_products, windows
 from .memory_target import GROWTH, MemoryTarget
-from .planner import Planner, fenced
+from .planner import Planner, bodies, fenced
 from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, OverlapWindow
 
@@ -105,23 +104,15 @@ def _best(request: Overlap, candidates: Sequence[Judged]) -> Judged:
     raise LayoutError(f"overlap={request.mode!r} needs {least.rejected}\n  {other}")
 
 
-def _bodies(program: Program) -> Iterator[Program]:
-    """The program, and the programs of its loops and branches."""
-    yield program
-    for eqn in program.eqns:
-        for sub in eqn.graphs().values():
-            yield from _bodies(cast(Program, sub))
-
-
 def _overlaps(program: Program) -> bool:
     """True if anything is computed or started between the start and the wait of a collective."""
-    inside = (eqn for body in _bodies(program) for eqns in windows(body).values() for eqn in eqns if eqn.ins)
+    inside = (eqn for body in bodies(program) for eqns in windows(body).values() for eqn in eqns if eqn.ins)
     return any(not isinstance(eqn.op, Op) or eqn.op.fuses is not Fuses.VIEW for eqn in inside)
 
 
 def _windows(program: Program, time: Timeline) -> Iterator[OverlapWindow]:
     costs = {cost.line.eqn: cost for cost in time.costs}
-    for body in _bodies(program):
+    for body in bodies(program):
         kernels = kernels_with_products(body).products
         for start, eqns in windows(body).items():
             inside = tuple((str(one.op), str(one.where)) for eqn in eqns for one in kernels.get(eqn, ()))

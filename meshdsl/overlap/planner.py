@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
@@ -43,6 +43,14 @@ def fenced(program: Program, machine: Machine, placement: Placement) -> Program:
     if machine.target.one_in_flight:
         program = one_in_flight(program, machine, placement)
     return fence(program, kernels_with_products(program))
+
+
+def bodies(program: Program) -> Iterator[Program]:
+    """The program, and the programs of its loops and branches."""
+    yield program
+    for eqn in program.eqns:
+        for sub in eqn.graphs().values():
+            yield from bodies(cast(Program, sub))
 
 
 class Planner:
@@ -164,11 +172,19 @@ class Planner:
             raise NoEffectError(f"overlap='ring' has no effect: {no_rings(self.unrolled, self.machine)}")
 
     def skewed(self, mode: str) -> Iterator[tuple[str, Program]]:
-        """Skewed loops: gathers ahead, gradients behind, and both where different loops allow them."""
+        """Loops in parts, and skewed loops: gathers ahead, gradients behind, both where different loops allow them."""
+        in_parts = dict(self.loops_in_parts())
+        if mode == "skew" and not in_parts and not self.default_parts:
+            raise NoEffectError(
+                f"overlap={mode!r} has no effect: no collective in a loop runs in {self.request.parts} parts\n"
+                f"{self.no_loop_in_parts()}  leave dim and parts out, or use overlap='list', which cuts nothing"
+            )
+        yield from in_parts.items()
+        if mode == "skew" and not self.default_parts:
+            return
 
         def body(one: Program) -> Program:
-            order = self.in_order(one, list_schedule)
-            return fence(order, kernels_with_products(order))
+            return fenced(self.in_order(one, list_schedule), self.machine, self.placement)
 
         programs = {
             "gathers ahead": skew(self.program, gathers_ahead, body),
@@ -179,10 +195,40 @@ class Planner:
             programs["gradients behind, or gathers ahead"] = skew(
                 self.program, lambda scan: gradients_behind(scan) or gathers_ahead(scan), body
             )
-        if not programs and mode != "auto":
+        if not programs and not in_parts and mode != "auto":
             raise NoEffectError(f"overlap={mode!r} has no effect: {no_skew(self.program)}")
         for name, one in programs.items():
             yield name, self.in_order(self.combined(one), list_schedule)
+
+    def loops_in_parts(self) -> Iterator[tuple[str, Program]]:
+        """The bodies of loops in parts along one dim, where collectives are in parts then, for each such dim."""
+        n = self.request.parts
+        for dim in self.cut_dims():
+            sent: list[float] = []
+
+            def order(one: Program, dim: str = dim, sent: list[float] = sent) -> Program:
+                parts = split(one, dim, n)
+                sent.append(_bytes_in_parts(parts))
+                return self.delayed(parts)[1](math.inf, False) if sent[-1] else self.in_order(one, improved_schedule)
+
+            program = self.bodies_in_order(self.program, order)
+            if any(sent):
+                yield f"loops in {n} parts of {dim}", self.in_order(self.combined(program), list_schedule)
+
+    def no_loop_in_parts(self) -> str:
+        """The reason for each loop and dim, a line each."""
+        n, loops = self.request.parts, [eqn for eqn in self.program.eqns if eqn.scan is not None]
+        cuts = [(eqn, cast(Program, eqn.scan.body), dim) for eqn in loops if eqn.scan for dim in self.cut_dims()]
+        lines = [f"loop at {eqn.where}: {no_parts(one, dim, n, split(one, dim, n))}" for eqn, one, dim in cuts]
+        return "".join(f"  {line}\n" for line in dict.fromkeys(lines) or ["the program has no loop over a tensor"])
+
+    def bodies_in_order(self, program: Program, order: Callable[[Program], Program]) -> Program:
+        """The program with the bodies of its loops and branches in an order of their own, the innermost first."""
+
+        def body(one: Any) -> Program:
+            return fenced(order(self.bodies_in_order(one, order)), self.machine, self.placement)
+
+        return program.replace(eqns=tuple(eqn.map_graphs(body) for eqn in program.eqns))
 
     def ticks(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The program of a pipeline with every loop body in an order of its own; and that with paired ticks.
@@ -190,15 +236,12 @@ class Planner:
         Outside of loops, collectives that start early would need more memory than they save time.
         """
 
-        def loops_in_order(one: Program) -> Program:
-            return one.replace(eqns=tuple(eqn.map_graphs(body) for eqn in one.eqns))
-
-        def body(one: Any) -> Program:
-            return fenced(self.in_order(loops_in_order(one), improved_schedule), self.machine, self.placement)
+        def order(one: Program) -> Program:
+            return self.in_order(one, improved_schedule)
 
         if self.paired is not None:
-            yield "a loop for each pass", loops_in_order(self.program)
-            yield "one loop for both passes", loops_in_order(self.paired())
+            yield "a loop for each pass", self.bodies_in_order(self.program, order)
+            yield "one loop for both passes", self.bodies_in_order(self.paired(), order)
         elif mode != "auto":
             raise NoEffectError(
                 f"overlap={mode!r} has no effect: no loop over 2 micro-batches or more runs in pipeline stages\n"
@@ -245,17 +288,18 @@ class Planner:
         """The dims along which to try splitting the program: the requested one, or those of its data and of slots."""
         if self.request.dim is not None:
             return [self.request.dim]
-        data = [v for v in self.unrolled.ins if v.name.partition("/")[0] not in ("params", "state")]
+        data = [v for v in self.program.ins if v.name.partition("/")[0] not in ("params", "state")]
         return list(dict.fromkeys([*(d.name for v in data for d in v.dims), *self.slot_dims()]))
 
-    def may_skip(self) -> bool:
-        """True if plans in parts may be left out: the mode is "auto", and no option is about parts."""
-        return self.request.mode == "auto" and self.request.dim is None and self.request.parts == 2
+    @property
+    def default_parts(self) -> bool:
+        """True if no option is about parts."""
+        return self.request.dim is None and self.request.parts == 2
 
     def slot_dims(self) -> Iterator[str]:
         """The dims of exchanged values that no input has and that the exchange neither splits nor joins."""
-        of_inputs = {d.name for v in self.unrolled.ins for d in v.dims}
-        for eqn in self.unrolled.eqns:
+        of_inputs = {d.name for v in self.program.ins for d in v.dims}
+        for eqn in (eqn for one in bodies(self.program) for eqn in one.eqns):
             if isinstance(eqn.op, AllToAll | RaggedAllToAll):
                 moved = {eqn.op.dim, eqn.op.to}
                 yield from (d.name for d in eqn.ins[0].dims if d.name not in of_inputs | moved)
@@ -264,7 +308,7 @@ class Planner:
         n = self.request.parts
         cuts = [(dim, split(self.unrolled, dim, n)) for dim in self.cut_dims()]
         sending = [(dim, parts) for dim, parts in cuts if _bytes_in_parts(parts)]
-        if not sending and self.may_skip():
+        if not sending and self.request.mode == "auto" and self.default_parts:
             return
         if not sending:
             slots = next(self.slot_dims(), None)
@@ -290,6 +334,11 @@ class Planner:
 
     def staggered(self, parts: Parts) -> tuple[float, Program]:
         """The best of a few delays between the parts, in seconds, and the program with it."""
+        hold, plan = self.delayed(parts)
+        return hold, self.target.order(plan)
+
+    def delayed(self, parts: Parts) -> tuple[float, Callable[[float, bool], Program]]:
+        """The best of a few delays between the parts, in seconds; the order with it, given a limit of memory."""
         tasks = tasks_of(parts.program, self.machine, self.placement)
         sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
         unit = sends[len(sends) // 2] if sends else 0.0
@@ -301,7 +350,7 @@ class Planner:
 
         seconds_of = {factor * unit: self.seconds(plan(factor * unit)) for factor in STAGGER}
         best = min(seconds_of, key=lambda hold: seconds_of[hold])
-        return best, self.target.order(lambda limit, late: plan(best, limit, late))
+        return best, lambda limit, late: plan(best, limit, late)
 
 
 def _late(tasks: Tasks, order: Sequence[Task], late: bool) -> Sequence[Task]:

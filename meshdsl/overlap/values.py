@@ -30,7 +30,8 @@ class Overlap:
       2022);
     - "list": list scheduling of the whole step;
     - "ring": "list", and products read gathered operands block by block (collective matmul);
-    - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late;
+    - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late, or each
+      body is in `parts` parts along `dim`;
     - "ticks": loops stay loops; in a tick of a pipeline, each pass runs beside the messages of the other, or both run
       layer by layer in one loop, each beside the communication of the other, for different micro-batches;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
@@ -59,10 +60,10 @@ class Overlap:
             raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if not isinstance(self.parts, int) or self.parts < 2:
             raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
-        if self.dim is not None and self.mode not in ("halves", *CHOOSING, "auto"):
+        if self.dim is not None and self.mode not in ("halves", "skew", *CHOOSING, "auto"):
             no_effect(NoEffectError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts"), strict)
             object.__setattr__(self, "dim", None)
-        if self.parts != 2 and self.mode not in ("halves", "auto"):
+        if self.parts != 2 and self.mode not in ("halves", "skew", "auto"):
             why = "it chooses the number of parts" if self.mode in CHOOSING else "nothing is cut into parts"
             no_effect(NoEffectError(f"parts has no effect with overlap={self.mode!r}: {why}"), strict)
             object.__setattr__(self, "parts", 2)
