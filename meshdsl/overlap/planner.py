@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from ..cost.network import Placement
 from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..errors.units import seconds
+from ..ir import Eqn
 from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -22,6 +23,7 @@ from .insertion import improved_schedule
 from .lancet import lancet
 from .late_sends import late_sends
 from .list_schedule import list_schedule
+from .loops import LoopsInParts
 from .memory_target import MemoryTarget
 from .one_in_flight import one_in_flight
 from .ranges import expert_ranges, pipelined, reductions_early, staggered
@@ -202,18 +204,20 @@ class Planner:
 
     def loops_in_parts(self) -> Iterator[tuple[str, Program]]:
         """The bodies of loops in parts along one dim, where collectives are in parts then, for each such dim."""
-        n = self.request.parts
         for dim in self.cut_dims():
-            sent: list[float] = []
+            loops = LoopsInParts(dim, self.request.parts)
+            program = loops.split(self.program)
 
-            def order(one: Program, dim: str = dim, sent: list[float] = sent) -> Program:
-                parts = split(one, dim, n)
-                sent.append(_bytes_in_parts(parts))
-                return self.delayed(parts)[1](math.inf, False) if sent[-1] else self.in_order(one, improved_schedule)
+            def order(one: Program, part: Mapping[Eqn, int] = loops.part) -> Program:
+                return (
+                    self.delayed(one, part)[1](math.inf, False)
+                    if _sends(one, part)
+                    else self.in_order(one, improved_schedule)
+                )
 
-            program = self.bodies_in_order(self.program, order)
-            if any(sent):
-                yield f"loops in {n} parts of {dim}", self.in_order(self.combined(program), list_schedule)
+            if any(_sends(one, loops.part) for one in bodies(program)):
+                program = self.bodies_in_order(program, order)
+                yield f"loops in {loops.n} parts of {dim}", self.in_order(self.combined(program), list_schedule)
 
     def no_loop_in_parts(self) -> str:
         """The reason for each loop and dim, a line each."""
@@ -334,18 +338,18 @@ class Planner:
 
     def staggered(self, parts: Parts) -> tuple[float, Program]:
         """The best of a few delays between the parts, in seconds, and the program with it."""
-        hold, plan = self.delayed(parts)
+        hold, plan = self.delayed(parts.program, parts.part)
         return hold, self.target.order(plan)
 
-    def delayed(self, parts: Parts) -> tuple[float, Callable[[float, bool], Program]]:
+    def delayed(self, program: Program, part: Mapping[Eqn, int]) -> tuple[float, Callable[[float, bool], Program]]:
         """The best of a few delays between the parts, in seconds; the order with it, given a limit of memory."""
-        tasks = tasks_of(parts.program, self.machine, self.placement)
-        sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in parts.part), reverse=True)
+        tasks = tasks_of(program, self.machine, self.placement)
+        sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
         unit = sends[len(sends) // 2] if sends else 0.0
 
         def plan(hold: float, limit: float = math.inf, late: bool = False) -> Program:
             check_deadline()
-            order = list_schedule(tasks, lambda t: t.tail - hold * parts.part.get(t.eqn, 0), limit)
+            order = list_schedule(tasks, lambda t: t.tail - hold * part.get(t.eqn, 0), limit)
             return ordered(tasks, _late(tasks, order, late))
 
         seconds_of = {factor * unit: self.seconds(plan(factor * unit)) for factor in STAGGER}
@@ -355,6 +359,11 @@ class Planner:
 
 def _late(tasks: Tasks, order: Sequence[Task], late: bool) -> Sequence[Task]:
     return late_sends(tasks, order) if late else order
+
+
+def _sends(program: Program, part: Collection[Eqn]) -> bool:
+    """True if one of the equations in parts is a collective of a program."""
+    return any(eqn.sends and eqn in part for eqn in program.eqns)
 
 
 def _bytes_in_parts(parts: Parts) -> float:

@@ -7,7 +7,7 @@ name slots from there on: they are read at, written at, or inverted, whatever th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import cast
 
@@ -60,6 +60,22 @@ class InSlots:
     names: Mapping[str, str]
     zero: bool = True  # it is zero in slots of other parts
     holder: bool = False  # it holds positions of tokens
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSlots:
+    """Values in slots that a loop stores for a loop of the backward pass, beside the indices that name their slots."""
+
+    inverse: Eqn
+    held: Mapping[Var, InSlots]
+
+    def read_as(self, rows: Mapping[Var, Var]) -> StoredSlots | None:
+        """The same by the names that the reading loop has for them; None if it does not read the indices."""
+        if not rows.keys() >= set(self.inverse.ins):
+            return None
+        ins, out = tuple(rows[v] for v in self.inverse.ins), self.inverse.outs[0]
+        inverse = self.inverse.replace(ins=ins, outs=(rows.get(out, replace(out)),), backward=True)
+        return StoredSlots(inverse, {rows[v]: held for v, held in self.held.items() if v in rows})
 
 
 class RefusedError(Exception):

@@ -14,7 +14,7 @@ An exchange of held values is ragged: each part sends the run of slots that it f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -39,6 +39,7 @@ from .slot_spaces import (
     InSlots,
     RefusedError,
     SlotSpace,
+    StoredSlots,
     names_slots,
     readers_of,
     slot_spaces,
@@ -53,6 +54,7 @@ class ProgramInParts(Protocol):
     program: Program
     parts: int
     among: set[Eqn] | None
+    stored: Collection[Var]
     count: int
     eqns: list[Eqn]
     cut: dict[Var, Cut]
@@ -72,7 +74,9 @@ class SlotParts:
 
     def __init__(self, splitter: ProgramInParts, refused: Sequence[Eqn]):
         self.splitter, self.program = splitter, splitter.program
+        self.refused = refused
         self.held: dict[Var, InSlots] = {}
+        self.complete: set[Var] = set()  # values that another loop stored, which have all slots
         self.zeros = {
             v
             for eqn in self.program.eqns
@@ -85,6 +89,38 @@ class SlotParts:
         }
         for space in set(self.space_of.values()):
             space.placed.clear()
+
+    def resume(self, stored: StoredSlots) -> None:
+        """Cut values that another loop stored: the slots of each part have consecutive numbers already."""
+        inverse, space = stored.inverse, SlotSpace(stored.inverse)
+        cut = Cut(space.over.name, 1)
+        if inverse in self.refused or not all(self.splitter.divides(i, cut) for i in inverse.ins):
+            return
+        self.splitter.cut.update(dict.fromkeys(inverse.ins, cut))
+        self.space_of.update(dict.fromkeys(inverse.ins, space))
+        self.number(space)
+        self.complete.update(inverse.ins, inverse.outs)
+        for v, held in stored.held.items():
+            if not held.holder:
+                self.hold_complete(v, dataclasses.replace(held, space=space))
+
+    def hold_complete(self, v: Var, held: InSlots) -> None:
+        """Hold a value that every part reads with all slots."""
+        self.complete.add(v)
+        self.held[v] = dataclasses.replace(held, zero=False)
+        self.splitter.pieces[v] = (v,) * self.splitter.parts
+
+    def to_store(self) -> Iterator[StoredSlots]:
+        """What is in slots of the values that are stored for the backward pass. Raises `RefusedError` where the indices
+        that name the slots are not stored too.
+        """
+        outs = set(self.program.outs) & set(self.splitter.stored)
+        for space in dict.fromkeys(self.space_of.values()):
+            held = {v: self.held[v] for v in self.program.outs if v in self.held and self.held[v].space is space}
+            if held and not outs.issuperset(space.inverse.ins):
+                raise RefusedError(space)
+            if held:
+                yield StoredSlots(space.inverse, held)
 
     def add(self, eqn: Eqn, inside: bool) -> bool:
         """Add an equation that names slots, or reads values in slots. False for another equation."""
@@ -102,15 +138,19 @@ class SlotParts:
 
     def whole(self, v: Var, reader: Eqn | None) -> Var | None:
         """The complete value for a reader (None: a result of the program); None if it has no parts here."""
+        if v in self.complete:
+            return v
         space = self.space_of.get(v)
-        if space is not None and space.active and v in space.placed and reader is not None and names_slots(reader, v):
+        as_name = v in self.splitter.stored if reader is None else names_slots(reader, v)
+        if space is not None and space.active and v in space.placed and as_name:
             if v not in space.joined:
                 space.joined[v] = self.splitter.join(space.placed[v], dataclasses.replace(v), Cut(space.over.name, 1))
             return space.joined[v]
         if v not in self.held:
             return None
         held = self.held[v]
-        forward = self.splitter.among is None if reader is None else not reader.backward
+        forward = not reader.backward if reader is not None else self.splitter.among is None
+        forward &= reader is not None or v not in self.splitter.stored
         if forward or not (held.zero or held.holder):
             raise RefusedError(held.space)
         if v not in self.splitter.joined:
@@ -205,6 +245,10 @@ class SlotParts:
         if found is None:
             return False
         after, summed = found
+        if not summed and self.complete.issuperset(inside) and not held.holder:
+            self.splitter.in_full(eqn)
+            self.hold_complete(eqn.outs[0], after)
+            return True
         if not summed:
             return self.hold(eqn, self.computed(eqn, inside), after)
         if not after.zero or not sums_parts(eqn, eqn.op):

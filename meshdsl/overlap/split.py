@@ -32,7 +32,7 @@ from ..ops.inverse import INVERSE
 from ..ops.ordering import CUMSUM
 from ..ops.reshape import RENAME, RESHAPE
 from .parts import CARRIED, FILLED_PART, JOIN_PARTS, PART, SUM_PARTS, Cut, inner_cut, resized
-from .slot_spaces import RefusedError, sums_parts
+from .slot_spaces import RefusedError, StoredSlots, sums_parts
 from .slots import SlotParts
 
 # operations with their own rule that treats every block of a dim the same way
@@ -48,6 +48,7 @@ class Parts:
     equations: int  # number of equations of the original program that run in parts
     of: Mapping[Eqn, Eqn]  # equation -> equation of the original program whose result, or a part of it, it computes
     ends: tuple[Eqn, ...] = ()  # equations that read a value in parts and need it in full
+    slots: tuple[StoredSlots, ...] = ()  # what is in slots of the values that are stored for another loop
 
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
@@ -55,11 +56,19 @@ def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     return _splitter(program, _of_inputs(program, dim), parts, None, dim).cut
 
 
-def _splitter(program: Program, cuts: Mapping[Var, Cut], parts: int, among: set[Eqn] | None, dim: str) -> Splitter:
+def _splitter(
+    program: Program,
+    cuts: Mapping[Var, Cut],
+    parts: int,
+    among: set[Eqn] | None,
+    dim: str,
+    stored: Collection[Var] = (),
+    read: Sequence[StoredSlots] = (),
+) -> Splitter:
     """The splitter after all equations; spaces of slots that cannot be in parts are left out."""
     refused: list[Eqn] = []
     while True:
-        splitter = Splitter(program, cuts, parts, among, dim, refused)
+        splitter = Splitter(program, cuts, parts, among, dim, refused, stored, read)
         try:
             splitter.run()
         except RefusedError as refusal:
@@ -78,18 +87,21 @@ def split(
     parts: int,
     cuts: Mapping[Var, Cut] | None = None,
     among: Collection[Eqn] | None = None,
+    stored: Collection[Var] = (),
+    read: Sequence[StoredSlots] = (),
 ) -> Parts:
     """Split the equations that the inputs' `dim` passes through into `parts` parts.
 
     The range is the equations `among` (default: the whole program); `cuts` says how values from outside are cut in it.
-    Equations inside loops and branches stay complete. Weight gradients are equal up to the order of float additions;
-    all other values are computed by the same operations on the same elements.
+    The results `stored` are read by the backward pass alone, indices of slots as names of slots; `read` are inputs that
+    such a program stored. Equations inside loops and branches stay complete. Weight gradients are equal up to the order
+    of float additions; all other values are computed by the same operations on the same elements.
     """
     cuts = _of_inputs(program, dim) if cuts is None else cuts
-    splitter = _splitter(program, cuts, parts, None if among is None else set(among), dim)
+    splitter = _splitter(program, cuts, parts, None if among is None else set(among), dim, stored, read)
     after = dce(program.replace(eqns=tuple(splitter.eqns), outs=splitter.outs))
     part = {eqn: splitter.part[eqn] for eqn in after.eqns if eqn in splitter.part}
-    return Parts(after, part, splitter.count, splitter.of, tuple(splitter.ends))
+    return Parts(after, part, splitter.count, splitter.of, tuple(splitter.ends), splitter.to_store)
 
 
 @dataclass(frozen=True)
@@ -112,8 +124,12 @@ class Splitter:
         among: set[Eqn] | None,
         dim: str,
         refused: Sequence[Eqn],
+        stored: Collection[Var] = (),
+        read: Sequence[StoredSlots] = (),
     ):
         self.program, self.parts, self.among = program, parts, among
+        self.stored, self.read = stored, read
+        self.to_store: tuple[StoredSlots, ...] = ()
         self.new_dim = "" if any(d.name == dim for v in program.ins for d in v.dims) else dim
         self.ends: list[Eqn] = []
         self.eqns: list[Eqn] = []
@@ -144,9 +160,13 @@ class Splitter:
         )
 
     def run(self) -> None:
+        for one in self.read:
+            self.slots.resume(one)
+        self.trace(None)
         for eqn in self.program.eqns:
             self.add(eqn)
             self.trace(eqn)
+        self.to_store = tuple(self.slots.to_store())
         self.outs = tuple(map(self.whole, self.program.outs))
         self.trace(None)
 

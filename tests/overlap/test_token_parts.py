@@ -20,7 +20,9 @@ from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
 from meshdsl.models.gpt_moe import gpt2_moe
 from meshdsl.overlap.filled import FILLED_DOT, FILLED_OUTER
+from meshdsl.overlap.loops import LoopsInParts
 from meshdsl.overlap.parts import JOIN_PARTS, PART, PLACED
+from meshdsl.overlap.planner import bodies
 from meshdsl.overlap.split import split
 from tests.overlap.test_routers import DOUBLE, EXPERT, HIDDEN, MACHINE, ROUTERS, SINGLE, ids_of, planned, same
 
@@ -174,16 +176,19 @@ def test_dispatch_by_masks_is_not_cut() -> None:
 
 
 @pytest.mark.parametrize("router", ["switch", "batch_prioritised"])
-def test_layers_in_a_loop(router: str) -> None:
-    """An unrolled step stores the indices and the slots of a part for the backward pass."""
+@pytest.mark.parametrize("loops", [False, True], ids=["unrolled", "loops"])
+def test_layers_in_a_loop(router: str, loops: bool) -> None:
+    """A step stores the indices and the slots of a part for the backward pass; loops have one body for all layers."""
     model = gpt2_moe.replace(
         layers=4, d_model=8, heads=2, d_head=4, d_ff=8, expert_hidden=8, vocab=16, batch=8, length=4, experts=4,
         sequences=2, capacity_factor=1.0, router=router, dispatch="index",
     )  # fmt: skip
-    program = unroll(md.compile(model.train_step(), "rows:4", WHERE[1]).program(*model.specs()))
-    made = split(program, "batch", 2).program
+    program = md.compile(model.train_step(), "rows:4", WHERE[1]).program(*model.specs())
+    made = LoopsInParts("batch", 2).split(program) if loops else split(unroll(program), "batch", 2).program
     verify(made, "split")
-    assert sum(eqn.op is PLACED for eqn in made.eqns) == 2 * 2  # of two layers with experts
+    check(made, "split")
+    counts = [sum(eqn.op is PLACED for eqn in one.eqns) for one in bodies(made)]
+    assert counts == ([0, 2, 2] if loops else [2 * 2])  # by loop: forward, backward; of two layers with experts
     rng = np.random.default_rng(0)
     given = tuple(
         rng.integers(0, 16, [d.size for d in v.dims]).astype(v.dtype)
@@ -193,6 +198,22 @@ def test_layers_in_a_loop(router: str) -> None:
     )
     for a, b in zip(md.simulate(program, *given), md.simulate(made, *given), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-4, atol=2e-4)  # gradients in another order
+
+
+def test_loops_in_parts_keep_one_body_and_hide_exchanges() -> None:
+    model = gpt2_moe.replace(batch=24 * 16, length=512, experts=32, sequences=24, capacity_factor=1.0)
+
+    def step(overlap: md.Overlap) -> md.Compiled:
+        where = ("rows:16", "batch:rows; group:rows; expert:rows")
+        return md.compile(model.train_step(), *where, overlap=overlap, machine=MACHINE.name)
+
+    compiled = step(md.Overlap("skew", dim="batch"))
+    program = compiled.program(*model.specs())
+    assert [eqn.control.trips for eqn in program.eqns if eqn.control] == [6, 6]
+    assert compiled.overlap.chosen == "loops in 2 parts of batch"
+    assert compiled.overlap.after.exposed < 0.2 * compiled.overlap.before.exposed
+    with pytest.raises(md.NoEffectError, match=r"(?s)no collective in a loop runs in 2 parts.*loop at .*'length'"):
+        step(md.Overlap("skew", dim="length")).program(*model.specs())
 
 
 def test_parts_of_tokens_run_on_devices_as_simulated() -> None:
