@@ -209,7 +209,7 @@ def test_loops_in_parts_keep_one_body_and_hide_exchanges() -> None:
 
     compiled = step(md.Overlap("skew", dim="batch"))
     program = compiled.program(*model.specs())
-    assert [eqn.control.trips for eqn in program.eqns if eqn.control] == [6, 6]
+    assert [eqn.scan.trips for eqn in program.eqns if eqn.scan] == [6, 6]
     assert compiled.overlap.chosen == "loops in 2 parts of batch"
     assert compiled.overlap.after.exposed < 0.2 * compiled.overlap.before.exposed
     with pytest.raises(md.NoEffectError, match=r"(?s)no collective in a loop runs in 2 parts.*loop at .*'length'"):
