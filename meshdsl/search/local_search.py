@@ -17,13 +17,14 @@ from ..pipelines import bubble
 from ..updates.weight_update import WeightUpdate
 from .evaluate import Entry
 from .knobs import Turn
-from .moves import divided, meshes_near
+from .moves import divided, meshes_near, renamed
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
 
 SAVED_BY_KNOBS = 0.25  # largest share of a step that knobs which save memory are expected to save in time
 REORDERED = 1.1  # other weight updates, by time over that of the best plan, whose overlap is tried
 MICROBATCHES = (2, 4, 8)  # of a pipeline, for each stage
+STAGED = 2  # pipelines over one axis that are costed
 HIDDEN = 0.01  # least share of the step that an overlap plan must be able to hide
 
 
@@ -34,6 +35,7 @@ class LocalSearch:
         self.layouts, self.costed, self.space = layouts, layouts.costed, space
         self.variants, self.objective, self.turns = space.variants, space.request.objective, space.turns
         self._fitted: set[tuple[float, ...]] = set()  # outcomes of plans
+        self._staged: set[Plan] = set()  # pipelines whose time was estimated
         self._turned: set[tuple[Any, ...]] = set()  # outcomes of plans, and the turns tried on one of them
 
     def fitted(self, plan: Plan) -> Iterator[None]:
@@ -107,37 +109,53 @@ class LocalSearch:
         """Layouts that use one part of a divided axis."""
         yield from self.layouts.divided(best, self.space)
 
-    def staged(self, best: Entry) -> Iterator[Plan]:
+    def staged(self, best: Entry) -> Iterator[Plan | None]:
         """The plan with the layers of a loop in pipeline stages over an axis, or over a part of a divided one.
 
-        Left out if the bubble makes it slower than the best plan even if nothing communicates. Stages store what
-        several micro-batches save, so they are tried with everything recomputed too. Chunks are tried on a pipeline
-        that they may make the best plan.
+        Stages store what several micro-batches save, so what does not fit is tried with everything recomputed too.
+        Chunks are tried on a pipeline that they may make the best plan.
         """
         knobs = {turn.knob: turn.candidates(best.plan) for turn in self.turns}
         if self.objective != "seconds" or "microbatches" not in knobs:
             return
         remats = dict.fromkeys((best.plan.remat, *(remat for remat in knobs.get("remat", ()) if remat == "full")))
         for staged in self.in_stages(best, knobs["microbatches"]):
-            for near in filter(self.space.keeps_request, (staged.replace(remat=remat) for remat in remats)):
+            yield None
+            for near in (staged.replace(remat=remat) for remat in remats):
                 yield near
                 entry = self.costed.look(near)
                 yield from () if entry is None else self.interleaved(entry)
+                if entry is None or entry.fits:
+                    break
 
     def in_stages(self, best: Entry, microbatches: Sequence[int]) -> Iterator[Plan]:
-        """A loop's layers over an axis, where the computation alone is faster than the best plan."""
+        """A loop's layers over an axis, other dims as in the best plan or in a named layout on the other axes.
+
+        Of an axis, these are the `STAGED` plans of least time without communication between stages, by the memo, if
+        that is less than the time of the best plan.
+        """
         dims = self.space.request.dims
         loops = [dim for dim in self.space.loops if dims is None or dim.name in dims]
         whole = [(best.plan, tuple(best.mesh.axes)), *divided(best.plan, self.space.meshes)]
         over = [(plan, axis) for plan, axes in whole for axis in axes]
-        for (plan, axis), dim, parts in itertools.product(over, loops, microbatches):
-            stages, cuts = plan.mesh.axes[axis], plan.layout.rules.items()
-            repeated = 1 if any(axis in cut for _, cut in cuts) else stages
-            computed = best.seconds * (1 - best.exposed) / repeated / (1 - bubble(stages, parts))
-            if 1 < stages <= dim.size and parts // stages in MICROBATCHES and computed < self.costed.least():
-                others = {d: left for d, cut in cuts if (left := tuple(a for a in cut if a != axis))}
-                layout = Layout({**others, dim.name: (axis,)}, overrides=plan.layout.overrides)
-                yield plan.replace(layout=layout, microbatches=parts, chunks=1)
+        for (plan, axis), dim in itertools.product(over, loops):
+            stages, others = plan.mesh.axes[axis], [a for a in plan.mesh.axes if a != axis]
+            if not 1 < stages <= dim.size:
+                continue
+            own = {d: left for d, cut in plan.layout.rules.items() if (left := tuple(a for a in cut if a != axis))}
+            named = [dict(each.rules) for each in renamed(self.layouts.hints, others)]
+            rules = list({str(each): each for each in (own, *named)}.values())
+            ranked: list[tuple[float, int, Plan]] = []
+            for parts, each in itertools.product((n for n in microbatches if n // stages in MICROBATCHES), rules):
+                inside = plan.replace(layout=Layout(each, overrides=plan.layout.overrides), microbatches=parts)
+                staged = inside.replace(layout=Layout({**each, dim.name: (axis,)}, overrides=inside.layout.overrides))
+                if self.space.keeps_request(staged) and (key := staged.replace(steps="flat")) not in self._staged:
+                    self._staged.add(key)
+                    seconds = self.layouts.amount(inside) / stages / (1 - bubble(stages, parts))
+                    ranked.append((seconds, len(ranked), staged.replace(chunks=1)))
+            for seconds, _, staged in sorted(ranked)[:STAGED]:
+                if seconds < self.costed.least():
+                    yield staged
 
     def interleaved(self, best: Entry) -> Iterator[Plan]:
         """A pipeline with chunks, where their shorter bubble alone could make it the best plan."""
@@ -146,6 +164,9 @@ class LocalSearch:
                 shorter = self.space.shorter(best.plan, chunks)
                 if shorter < 1 and (1 - best.exposed) * best.seconds * shorter < self.costed.least():
                     yield best.plan.replace(chunks=chunks)
+                    entry = self.costed.look(best.plan.replace(chunks=chunks))
+                    if entry is None or entry.seconds > best.seconds:
+                        return
 
     def rare(self, best: Entry) -> Iterator[Plan]:
         """The values of knobs that seldom help, without overlap plans; and those that save memory and cost time.
@@ -182,24 +203,26 @@ class LocalSearch:
                     yield entry.plan
 
     def reordered(self, modes: Collection[str]) -> Iterator[None]:
-        """Overlap plans, in these modes, of the best plan without overlap, and of it under other weight updates.
+        """Overlap plans, in these modes, of the best plan without overlap, and of it under other weight updates; and
+        of the best pipeline, for which "ticks" is the mode.
 
         They come last, because each takes seconds to make for a deep model. A plan is left out if it could not be the
         best even without its exposed communication.
         """
-        plain = [entry for entry in self.costed.entries.values() if entry.plan.overlap.mode == "none"]
-        best = min(plain, key=self.costed.score, default=None)
         turn = next((turn for turn in self.turns if turn.knob == "overlap"), None)
-        if best is None or turn is None:
+        if turn is None:
             return
-        for entry in self._updated(best):
-            for value in self.values(turn, entry, rare=True):
-                hidden = (1 - HIDDEN) * self.costed.least() < entry.seconds * (1 - entry.exposed)
-                if self.objective == "seconds" and entry.fits and hidden:
-                    continue
-                if value.mode in modes and self.is_new(entry, turn.knob, value):
-                    self.costed.look(entry.plan.replace(overlap=value))
-                    yield
+        plain = [entry for entry in self.costed.entries.values() if entry.plan.overlap.mode == "none"]
+        for in_stages in (False, True):
+            alike = [entry for entry in plain if bool(self.space.stages(entry.plan)) == in_stages]
+            for entry in self._updated(min(alike, key=self.costed.score)) if alike else ():
+                for value in self.values(turn, entry, rare=True):
+                    hidden = (1 - HIDDEN) * self.costed.least() < entry.seconds * (1 - entry.exposed)
+                    if (self.objective == "seconds" and entry.fits and hidden) or (value.mode == "ticks") != in_stages:
+                        continue
+                    if value.mode in modes and self.is_new(entry, turn.knob, value):
+                        self.costed.look(entry.plan.replace(overlap=value))
+                        yield
 
     def _updated(self, best: Entry) -> list[Entry]:
         """The plan, and those costed that differ in the weight update alone and are little slower; best first."""

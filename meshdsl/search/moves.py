@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ..compile.plan import Plan
@@ -35,18 +35,25 @@ def _taking(space: Space, row: Row, i: int, n: int) -> Row:
 def named_rows(space: Space, layouts: Mapping[str, tuple[str, str]]) -> Iterator[Row]:
     """A workload's named layouts, with their mesh axes renamed to those of the space's mesh, in order."""
     axes = list(space.mesh.axes)
-    for mesh_text, rules in layouts.values():
-        named = list(Mesh(mesh_text).axes)
-        if len(named) != len(axes):
-            continue
-        to = dict(zip(named, axes, strict=True))
-        layout = {d: tuple(to[a] for a in cut if a in to) for d, cut in Layout(rules).rules.items()}
+    for layout in renamed({n: each for n, each in layouts.items() if len(Mesh(each[0]).axes) == len(axes)}, axes):
         try:
-            row = space.row(Layout({d: cut for d, cut in layout.items() if d in space.dims}))
+            row = space.row(Layout({d: cut for d, cut in layout.rules.items() if d in space.dims}))
         except (ValueError, LayoutError):
             continue
         if space.allows(row):
             yield row
+
+
+def renamed(layouts: Mapping[str, tuple[str, str]], axes: Sequence[str]) -> Iterator[Layout]:
+    """Named layouts whose last mesh axes are renamed to these, without rules for their other axes.
+
+    >>> list(map(str, renamed({"both": ("rows:2 cols:2", "batch:rows; heads:cols")}, ["x"])))
+    ['heads:x']
+    """
+    for mesh, rules in layouts.values():
+        to = dict(zip(reversed(Mesh(mesh).axes), reversed(axes), strict=False))
+        cuts = {d: tuple(to[a] for a in cut if a in to) for d, cut in Layout(rules).rules.items()}
+        yield Layout({d: cut for d, cut in cuts.items() if cut})
 
 
 def meshes_near(plan: Plan, meshes: Iterable[Mesh]) -> list[Plan]:

@@ -127,6 +127,16 @@ class PlanLayouts:
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
         return math.inf if entry is None else getattr(entry, group.objective)
 
+    def amount(self, plan: Plan) -> float:
+        """The objective by the memo, without pipelines, recomputation, sharded updates and overlap; 0 if unknown."""
+        base = self.variants.base.replace(microbatches=plan.microbatches)
+        known = self.variants.canonical(base.replace(weight_update="replicated", overlap="none", steps="flat"))
+        group = None if known is None else self.group(known, plan.mesh)
+        if group is None or not group.space.contains(plan.layout):
+            return math.inf
+        with deadline(self.costed.time_left()):
+            return group.amount(group.space.row(plan.layout)) if group.timed else 0.0
+
     def near(self, best: Entry) -> Iterator[Plan | None]:
         """Layouts that give one dim other axes: those of least time without sharded updates, or of least memory if it
         lacks. Yields None after each layout.

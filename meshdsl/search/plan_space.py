@@ -64,10 +64,14 @@ class PlanSpace:
         graph = self.variants.problem(plain).graph
         return tuple(dict.fromkeys(eqn.scan.dim for eqn, _ in walk(graph) if eqn.scan is not None))
 
+    def stages(self, plan: Plan) -> dict[Dim, int]:
+        """The dims of loops whose layers run in pipeline stages, with the number of stages."""
+        counts = {dim: plan.mesh.count(plan.layout.axes(dim.name)) for dim in self.loops}
+        return {dim: n for dim, n in counts.items() if n > 1 and plan.microbatches > 1}
+
     def shorter(self, plan: Plan, chunks: int) -> float:
         """The time of a pipeline with so many chunks over that of the plan, by their bubbles; infinite without one."""
-        for dim in self.loops if plan.microbatches > 1 else ():
-            stages = plan.mesh.count(plan.layout.axes(dim.name))
+        for dim, stages in self.stages(plan).items():
             if 1 < chunks <= stages <= dim.size // chunks and not plan.microbatches % stages:
                 now, then = (bubble(stages, plan.microbatches, v) for v in (plan.chunks, chunks))
                 return (1 - now) / (1 - then)
