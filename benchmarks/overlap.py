@@ -8,6 +8,7 @@ the compiler is assumed to find.
     python -m benchmarks.overlap                            # S and L on 16 A100
     python -m benchmarks.overlap --sizes S --machines v100-p3dn --devices 16 32 64 --routers switch batch_prioritised
     python -m benchmarks.overlap --sizes S --one-group      # all sequences of a device are one group
+    python -m benchmarks.overlap --sizes S --modes none skew  # loops kept
 
 With `--one-group`, a plan cuts the tokens of the group, as in the paper. With `--exchange ragged`, the first mode sends
 only filled slots too, as the baselines of the paper do.
@@ -90,7 +91,7 @@ def main() -> int:
     parser.add_argument("--machines", nargs="+", choices=["a100-p4de", "v100-p3dn"], default=["a100-p4de"])
     parser.add_argument("--devices", nargs="+", type=int, default=[16])
     parser.add_argument("--routers", nargs="+", choices=["switch", "batch_prioritised"], default=["switch"])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=[*MODES, "skew"], default=list(MODES))
     parser.add_argument("--one-group", action="store_true", help="route all sequences of a device as one group")
     parser.add_argument("--exchange", choices=["padded", "ragged"], default="padded", help="of slots, without a plan")
     for result in rows(parser.parse_args()):
