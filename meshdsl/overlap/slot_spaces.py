@@ -62,6 +62,11 @@ class InSlots:
     holder: bool = False  # it holds positions of tokens
 
 
+def positions(held: InSlots) -> frozenset[str]:
+    """The dims that count slots of an expert; those of its cells do not."""
+    return held.dims - {held.names[d.name] for d in held.space.cells if d.name in held.names}
+
+
 @dataclass(frozen=True, eq=False)
 class StoredSlots:
     """Values in slots that a loop stores for a loop of the backward pass, beside the indices that name their slots."""

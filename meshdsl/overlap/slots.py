@@ -41,6 +41,7 @@ from .slot_spaces import (
     SlotSpace,
     StoredSlots,
     names_slots,
+    positions,
     readers_of,
     slot_spaces,
     slots_after,
@@ -83,6 +84,7 @@ class SlotParts:
             if isinstance(eqn.op, Op) and eqn.op.literal and not np.any(eqn.params["value"])
             for v in eqn.outs
         }
+        self.uniform = {v for eqn in self.program.eqns if isinstance(eqn.op, Op) and eqn.op.literal for v in eqn.outs}
         self.readers = readers_of(self.program)
         self.space_of = {
             v: space for space in slot_spaces(self.program) if space.inverse not in refused for v in space.placed
@@ -235,6 +237,9 @@ class SlotParts:
         """Add an operation that keeps the slots apart, or sums over them in the backward pass."""
         inside = {v: self.held[v] for v in eqn.ins if v in self.held}
         held = next(iter(inside.values()))
+        numbered = {d.name for v in eqn.ins if v not in inside and v not in self.uniform for d in v.dims}
+        if not numbered.isdisjoint(positions(held)):
+            raise RefusedError(held.space)  # the other operand has the numbers of slots of the whole group
         if len({one.space for one in inside.values()}) > 1:
             return False
         if held.holder and eqn.op is TAKE and eqn.ins[0] not in inside and eqn.params["over"] == held.space.over:
