@@ -19,7 +19,7 @@ import numpy as np
 
 from ..backend import Block, Local
 from ..dims import Dim, Shape, names
-from ..ir import Op, Product, Reduce, Type
+from ..ir import Eqn, Op, Product, Reduce, Type, Var
 
 
 def _matrices(c: Local, x: Any, block: Block, *dims: Sequence[Dim]) -> Any:
@@ -90,3 +90,16 @@ FILLED_DOT, FILLED_OUTER = (
     )
     for name, kernel in (("filled_dot", _dot), ("filled_outer", _outer))
 )
+
+
+def is_dot(eqn: Eqn, rows: Var, matrices: Var, names: tuple[str, ...]) -> bool:
+    """True if every slot's row is multiplied by the matrix of its cell: dims of both are cells, or summed over."""
+    own, out = {d.name for d in rows.dims} - set(names), {d.name for d in eqn.outs[0].dims}
+    return set(names) <= out and not own & out and names[-1] not in {d.name for d in matrices.dims}
+
+
+def is_outer(eqn: Eqn, x: Var, y: Var, names: tuple[str, ...]) -> bool:
+    """True if the products of all pairs of two rows are summed over the slots."""
+    first, second, out = ({d.name for d in v.dims} for v in (x, y, eqn.outs[0]))
+    left, right = first - set(names), second - set(names)
+    return set(names) <= second and names[-1] not in out and left | right <= out and not left & right

@@ -6,9 +6,9 @@ the numbers of slots in parts, and so have the indices that it stores; the other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from ..ir import Eqn, Scan, Var
 from ..lowering.program import Program
@@ -28,50 +28,54 @@ class LoopsInParts:
     def split(self, program: Program) -> Program:
         """The program with all bodies in parts."""
         readers = readers_of(program)
-        slots: dict[Eqn, list[StoredSlots]] = {}  # loop of the backward pass -> what it reads
+        read: dict[Eqn, list[StoredSlots]] = {}  # by loop of the backward pass
         eqns: list[Eqn] = []
         for eqn in program.eqns:
-            after = eqn.map_graphs(self.split)
             passed = {} if eqn.scan is None else _passed(program, eqn, readers)
-            stored = [v for v, rows in passed.items() if all(_names_only(eqn, v, at, row) for at, row in rows)]
-            found: list[StoredSlots] = []
-
-            def body(
-                one: Program, stored: list[Var] = stored, eqn: Eqn = eqn, found: list[StoredSlots] = found
-            ) -> Program:
-                parts = split(one, self.dim, self.n, stored=stored, read=slots.get(eqn, ()))
-                self.part.update(parts.part)
-                found += parts.slots
-                return parts.program
-
-            eqns.append(after.map_graphs(body))
-            for reader in dict.fromkeys(at for rows in passed.values() for at, _ in rows):
-                rows = {v: row for v, pairs in passed.items() for at, row in pairs if at is reader}
-                slots[reader] = [read for one in found if (read := one.read_as(rows)) is not None]
+            stored = [v for v, rows in passed.items() if all(_names_only(eqn, v, *at) for at in rows.items())]
+            after, slots = self.in_parts(eqn, stored, read.get(eqn, ()))
+            eqns.append(after)
+            for reader in dict.fromkeys(at for rows in passed.values() for at in rows):
+                rows = {v: at[reader] for v, at in passed.items() if reader in at}
+                read[reader] = [known for one in slots if (known := one.read_as(rows)) is not None]
         return program.replace(eqns=tuple(eqns))
 
+    def in_parts(self, eqn: Eqn, stored: Collection[Var], read: Sequence[StoredSlots]) -> tuple[Eqn, list[StoredSlots]]:
+        """The equation with its bodies in parts, and what they store in slots."""
+        slots: list[StoredSlots] = []
 
-def _passed(program: Program, loop: Eqn, readers: Mapping[Var, list[Eqn]]) -> dict[Var, list[tuple[Eqn, Var]]]:
-    """The rows of a loop's results that only loops of the backward pass read, by row: these loops and their rows.
+        def body(one: Any) -> Program:
+            parts = split(self.split(one), self.dim, self.n, stored=stored, read=read)
+            self.part.update(parts.part)
+            slots.extend(parts.slots)
+            return parts.program
+
+        return eqn.map_graphs(body), slots
+
+
+def _passed(program: Program, loop: Eqn, readers: Mapping[Var, list[Eqn]]) -> dict[Var, dict[Eqn, Var]]:
+    """The rows of a loop's results that only loops of the backward pass read, with the rows of these loops.
 
     No loop that routes tokens itself is one of them: it would have numbers of slots of its own.
     """
     scan = cast(Scan, loop.scan)
-    stacks, rows = scan.results(loop.outs)[1], scan.results(scan.body.outs)[1]
-    passed: dict[Var, list[tuple[Eqn, Var]]] = {}
-    for stack, row in zip(stacks, rows, strict=True):
-        if stack not in program.outs and all(map(_reads_rows, readers.get(stack, ()))):
-            pairs = [(at, cast(Scan, at.scan), x) for at in readers.get(stack, ()) for x in at.ins if x is stack]
-            found = [
-                (at, dict(zip(control.inputs(at.ins)[2], control.inputs(control.body.ins)[2], strict=True)).get(x))
-                for at, control, x in pairs
-            ]
-            if all(row_of is not None for _, row_of in found):
-                passed[row] = [(at, cast(Var, row_of)) for at, row_of in found]
+    passed: dict[Var, dict[Eqn, Var]] = {}
+    for stack, row in zip(scan.results(loop.outs)[1], scan.results(scan.body.outs)[1], strict=True):
+        at = {reader: _row_of(reader, stack) for reader in readers.get(stack, ()) if _routes_nothing(reader)}
+        if stack not in program.outs and len(at) == len(readers.get(stack, ())) and None not in at.values():
+            passed[row] = cast("dict[Eqn, Var]", at)
     return passed
 
 
-def _reads_rows(eqn: Eqn) -> bool:
+def _row_of(loop: Eqn, stack: Var) -> Var | None:
+    """The row of a stack in a loop's body; None if the loop reads the stack in another way, or twice."""
+    scan = cast(Scan, loop.scan)
+    rows = dict(zip(scan.inputs(loop.ins)[2], scan.inputs(scan.body.ins)[2], strict=True))
+    return rows.get(stack) if loop.ins.count(stack) == 1 else None
+
+
+def _routes_nothing(eqn: Eqn) -> bool:
+    """True for a loop of the backward pass that gives no slots to tokens."""
     return eqn.scan is not None and eqn.backward and all(one.op is not INVERSE for one in eqn.scan.body.eqns)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -56,7 +56,7 @@ def bodies(program: Program) -> Iterator[Program]:
 
 
 class Planner:
-    """The plans of one program on one machine, by mode. The program is unrolled once.
+    """The plans of one program on one machine, by mode. The program is unrolled once, for the modes that keep no loops.
 
     `target` has the peak memory that orders should stay below; `paired` returns the program of a pipeline whose ticks
     have one loop over layers.
@@ -124,7 +124,7 @@ class Planner:
 
     def exchanges_beside(self) -> bool:
         """True if the program has all_to_alls that run beside computation on this machine."""
-        exchanges = any(record.op.timed_as == "all_to_all" for record in self.unrolled.collectives)
+        exchanges = any(record.op.timed_as == "all_to_all" for record in self.program.collectives)
         return exchanges and "all_to_all" in self.machine.asynchronous
 
     def need_exchanges(self, mode: str, exists: bool) -> None:
@@ -209,13 +209,10 @@ class Planner:
             program = loops.split(self.program)
 
             def order(one: Program, part: Mapping[Eqn, int] = loops.part) -> Program:
-                return (
-                    self.delayed(one, part)[1](math.inf, False)
-                    if _sends(one, part)
-                    else self.in_order(one, improved_schedule)
-                )
+                in_parts = any(eqn.sends for eqn in one.eqns if eqn in part)
+                return self.delayed(one, part)[1](math.inf, False) if in_parts else self.body_in_order(one)
 
-            if any(_sends(one, loops.part) for one in bodies(program)):
+            if any(eqn.sends for eqn in loops.part):
                 program = self.bodies_in_order(program, order)
                 yield f"loops in {loops.n} parts of {dim}", self.in_order(self.combined(program), list_schedule)
 
@@ -234,18 +231,18 @@ class Planner:
 
         return program.replace(eqns=tuple(eqn.map_graphs(body) for eqn in program.eqns))
 
+    def body_in_order(self, body: Program) -> Program:
+        return self.in_order(body, improved_schedule)
+
     def ticks(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The program of a pipeline with every loop body in an order of its own; and that with paired ticks.
 
         Outside of loops, collectives that start early would need more memory than they save time.
         """
 
-        def order(one: Program) -> Program:
-            return self.in_order(one, improved_schedule)
-
         if self.paired is not None:
-            yield "a loop for each pass", self.bodies_in_order(self.program, order)
-            yield "one loop for both passes", self.bodies_in_order(self.paired(), order)
+            yield "a loop for each pass", self.bodies_in_order(self.program, self.body_in_order)
+            yield "one loop for both passes", self.bodies_in_order(self.paired(), self.body_in_order)
         elif mode != "auto":
             raise NoEffectError(
                 f"overlap={mode!r} has no effect: no loop over 2 micro-batches or more runs in pipeline stages\n"
@@ -359,11 +356,6 @@ class Planner:
 
 def _late(tasks: Tasks, order: Sequence[Task], late: bool) -> Sequence[Task]:
     return late_sends(tasks, order) if late else order
-
-
-def _sends(program: Program, part: Collection[Eqn]) -> bool:
-    """True if one of the equations in parts is a collective of a program."""
-    return any(eqn.sends and eqn in part for eqn in program.eqns)
 
 
 def _bytes_in_parts(parts: Parts) -> float:

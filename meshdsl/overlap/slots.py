@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from ..ops.dtypes import CAST, kind
 from ..ops.indexing import SCATTER_ADD, TAKE
 from ..ops.inverse import INVERSE
 from ..ops.reshape import RENAME
-from .filled import FILLED_DOT, FILLED_OUTER
+from .filled import FILLED_DOT, FILLED_OUTER, is_dot, is_outer
 from .parts import PLACED, RUN, SUM_PARTS, USED, Cut, resized
 from .slot_spaces import (
     InSlots,
@@ -113,8 +113,8 @@ class SlotParts:
         self.splitter.pieces[v] = (v,) * self.splitter.parts
 
     def to_store(self) -> Iterator[StoredSlots]:
-        """What is in slots of the values that are stored for the backward pass. Raises `RefusedError` where the indices
-        that name the slots are not stored too.
+        """The stored values in slots, by space. Raises `RefusedError` if the indices that name the slots are not stored
+        too.
         """
         outs = set(self.program.outs) & set(self.splitter.stored)
         for space in dict.fromkeys(self.space_of.values()):
@@ -142,8 +142,8 @@ class SlotParts:
         """The complete value for a reader (None: a result of the program); None if it has no parts here."""
         if v in self.complete:
             return v
-        space = self.space_of.get(v)
-        as_name = v in self.splitter.stored if reader is None else names_slots(reader, v)
+        space, stored = self.space_of.get(v), reader is None and v in self.splitter.stored
+        as_name = stored if reader is None else names_slots(reader, v)
         if space is not None and space.active and v in space.placed and as_name:
             if v not in space.joined:
                 space.joined[v] = self.splitter.join(space.placed[v], dataclasses.replace(v), Cut(space.over.name, 1))
@@ -151,9 +151,8 @@ class SlotParts:
         if v not in self.held:
             return None
         held = self.held[v]
-        forward = not reader.backward if reader is not None else self.splitter.among is None
-        forward &= reader is not None or v not in self.splitter.stored
-        if forward or not (held.zero or held.holder):
+        backward = stored or (self.splitter.among is not None if reader is None else reader.backward)
+        if not backward or not (held.zero or held.holder):
             raise RefusedError(held.space)
         if v not in self.splitter.joined:
             self.splitter.joined[v] = self.sum_of(v, held)
@@ -237,9 +236,7 @@ class SlotParts:
         """Add an operation that keeps the slots apart, or sums over them in the backward pass."""
         inside = {v: self.held[v] for v in eqn.ins if v in self.held}
         held = next(iter(inside.values()))
-        numbered = {d.name for v in eqn.ins if v not in inside and v not in self.uniform for d in v.dims}
-        if not numbered.isdisjoint(positions(held)):
-            raise RefusedError(held.space)  # the other operand has the numbers of slots of the whole group
+        self.check_numbers(eqn, held)
         if len({one.space for one in inside.values()}) > 1:
             return False
         if held.holder and eqn.op is TAKE and eqn.ins[0] not in inside and eqn.params["over"] == held.space.over:
@@ -250,15 +247,27 @@ class SlotParts:
         if found is None:
             return False
         after, summed = found
-        if not summed and self.complete.issuperset(inside) and not held.holder:
-            self.splitter.in_full(eqn)
-            self.hold_complete(eqn.outs[0], after)
-            return True
-        if not summed:
-            return self.hold(eqn, self.computed(eqn, inside), after)
-        if not after.zero or not sums_parts(eqn, eqn.op):
+        return self.summed(eqn, inside, after) if summed else self.apart(eqn, inside, after)
+
+    def check_numbers(self, eqn: Eqn, held: InSlots) -> None:
+        """Raise `RefusedError` if another operand has a value for each slot, in the numbers of the whole group."""
+        others = [v for v in eqn.ins if v not in self.held and v not in self.uniform]
+        if any(d.name in positions(held) for v in others for d in v.dims):
+            raise RefusedError(held.space)
+
+    def summed(self, eqn: Eqn, inside: Mapping[Var, InSlots], after: InSlots) -> bool:
+        """Add the parts of a backward sum over slots; False if other slots than their own add to them."""
+        if not after.zero or not sums_parts(eqn, cast(Op, eqn.op)):
             return False
         self.splitter.eqns.append(Eqn(SUM_PARTS, self.computed(eqn, inside), eqn.outs, {}, eqn.where, eqn.backward))
+        return True
+
+    def apart(self, eqn: Eqn, inside: Mapping[Var, InSlots], after: InSlots) -> bool:
+        """Add an operation for each part; once, for all slots, if no operand has parts."""
+        if after.holder or not self.complete.issuperset(inside):
+            return self.hold(eqn, self.computed(eqn, inside), after)
+        self.splitter.in_full(eqn)
+        self.hold_complete(eqn.outs[0], after)
         return True
 
     def dispatched(self, eqn: Eqn, held: InSlots) -> bool:
@@ -291,9 +300,9 @@ class SlotParts:
         if names is None or any(x.sharding.axes(d.name) != y.sharding.axes(d.name) for d in y.dims if d.name in names):
             return None
         if y not in inside:
-            op = FILLED_DOT if _is_dot(eqn, x, y, names) else None
+            op = FILLED_DOT if is_dot(eqn, x, y, names) else None
         else:
-            op = FILLED_OUTER if inside[y].names == inside[x].names and _is_outer(eqn, x, y, names) else None
+            op = FILLED_OUTER if inside[y].names == inside[x].names and is_outer(eqn, x, y, names) else None
         if op is None:
             return None
         params = {
@@ -397,16 +406,3 @@ class SlotParts:
         out = Var(kind.dims, kind.dtype, "", sharding)
         self.splitter.append(Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward), part)
         return (out,)
-
-
-def _is_dot(eqn: Eqn, rows: Var, matrices: Var, names: tuple[str, ...]) -> bool:
-    """True if every slot's row is multiplied by the matrix of its cell: dims of both are cells, or summed over."""
-    own, out = {d.name for d in rows.dims} - set(names), {d.name for d in eqn.outs[0].dims}
-    return set(names) <= out and not own & out and names[-1] not in {d.name for d in matrices.dims}
-
-
-def _is_outer(eqn: Eqn, x: Var, y: Var, names: tuple[str, ...]) -> bool:
-    """True if the products of all pairs of two rows are summed over the slots."""
-    first, second, out = ({d.name for d in v.dims} for v in (x, y, eqn.outs[0]))
-    left, right = first - set(names), second - set(names)
-    return set(names) <= second and names[-1] not in out and left | right <= out and not left & right

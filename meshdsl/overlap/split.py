@@ -48,7 +48,7 @@ class Parts:
     equations: int  # number of equations of the original program that run in parts
     of: Mapping[Eqn, Eqn]  # equation -> equation of the original program whose result, or a part of it, it computes
     ends: tuple[Eqn, ...] = ()  # equations that read a value in parts and need it in full
-    slots: tuple[StoredSlots, ...] = ()  # what is in slots of the values that are stored for another loop
+    slots: tuple[StoredSlots, ...] = ()  # stored values in slots, which another loop reads
 
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:

@@ -11,9 +11,10 @@ from ..layouts import Layout, Mesh
 from ..passes.simplify import simplify
 from ..trace import location, trace
 from .find import Loop, find
+from .one_tick import Dims
 from .schedule import Schedule
 from .stages import StageDims
-from .ticks import Dims, run_ticks
+from .ticks import run_ticks
 
 
 def pipelined(

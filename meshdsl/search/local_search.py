@@ -137,25 +137,26 @@ class LocalSearch:
         dims = self.space.request.dims
         loops = [dim for dim in self.space.loops if dims is None or dim.name in dims]
         whole = [(best.plan, tuple(best.mesh.axes)), *divided(best.plan, self.space.meshes)]
-        over = [(plan, axis) for plan, axes in whole for axis in axes]
-        for (plan, axis), dim in itertools.product(over, loops):
-            stages, others = plan.mesh.axes[axis], [a for a in plan.mesh.axes if a != axis]
-            if not 1 < stages <= dim.size:
-                continue
-            own = {d: left for d, cut in plan.layout.rules.items() if (left := tuple(a for a in cut if a != axis))}
-            named = [dict(each.rules) for each in renamed(self.layouts.hints, others)]
-            rules = list({str(each): each for each in (own, *named)}.values())
-            ranked: list[tuple[float, int, Plan]] = []
-            for parts, each in itertools.product((n for n in microbatches if n // stages in MICROBATCHES), rules):
-                inside = plan.replace(layout=Layout(each, overrides=plan.layout.overrides), microbatches=parts)
-                staged = inside.replace(layout=Layout({**each, dim.name: (axis,)}, overrides=inside.layout.overrides))
-                if self.space.keeps_request(staged) and (key := staged.replace(steps="flat")) not in self._staged:
-                    self._staged.add(key)
-                    seconds = self.layouts.amount(inside) / stages / (1 - bubble(stages, parts))
-                    ranked.append((seconds, len(ranked), staged.replace(chunks=1)))
-            for seconds, _, staged in sorted(ranked)[:STAGED]:
-                if seconds < self.costed.least():
-                    yield staged
+        for (plan, axis), dim in itertools.product([(plan, axis) for plan, axes in whole for axis in axes], loops):
+            stages = plan.mesh.axes[axis]
+            if 1 < stages <= dim.size:
+                counts = [n for n in microbatches if n // stages in MICROBATCHES]
+                ranked = sorted(self._over(plan, axis, dim.name, counts), key=lambda pair: pair[0])
+                yield from (staged for seconds, staged in ranked[:STAGED] if seconds < self.costed.least())
+
+    def _over(self, plan: Plan, axis: str, dim: str, counts: Sequence[int]) -> Iterator[tuple[float, Plan]]:
+        """New pipelines over one axis with these numbers of micro-batches, and their estimated seconds."""
+        stages, others = plan.mesh.axes[axis], [a for a in plan.mesh.axes if a != axis]
+        own = {d: left for d, cut in plan.layout.rules.items() if (left := tuple(a for a in cut if a != axis))}
+        named = (each.rules for each in renamed(self.layouts.hints, others))
+        distinct = {str(Layout(rules)): rules for rules in (own, *named)}.values()
+        for parts, rules in itertools.product(counts, distinct):
+            inside = plan.replace(layout=Layout(rules, overrides=plan.layout.overrides), microbatches=parts, chunks=1)
+            staged = inside.replace(layout=Layout({**rules, dim: (axis,)}, overrides=plan.layout.overrides))
+            known = staged.replace(steps="flat")
+            if known not in self._staged and self.space.keeps_request(staged):
+                self._staged.add(known)
+                yield self.layouts.amount(inside) / stages / (1 - bubble(stages, parts)), staged
 
     def interleaved(self, best: Entry) -> Iterator[Plan]:
         """A pipeline with chunks, where their shorter bubble alone could make it the best plan."""
@@ -217,12 +218,15 @@ class LocalSearch:
             alike = [entry for entry in plain if bool(self.space.stages(entry.plan)) == in_stages]
             for entry in self._updated(min(alike, key=self.costed.score)) if alike else ():
                 for value in self.values(turn, entry, rare=True):
-                    hidden = (1 - HIDDEN) * self.costed.least() < entry.seconds * (1 - entry.exposed)
-                    if (self.objective == "seconds" and entry.fits and hidden) or (value.mode == "ticks") != in_stages:
-                        continue
-                    if value.mode in modes and self.is_new(entry, turn.knob, value):
+                    suits = value.mode in modes and (value.mode == "ticks") == in_stages
+                    if suits and self._may_hide(entry) and self.is_new(entry, turn.knob, value):
                         self.costed.look(entry.plan.replace(overlap=value))
                         yield
+
+    def _may_hide(self, entry: Entry) -> bool:
+        """False if the plan could not be the best one even without its exposed communication."""
+        hidden = entry.seconds * (1 - entry.exposed)
+        return self.objective != "seconds" or not entry.fits or hidden <= (1 - HIDDEN) * self.costed.least()
 
     def _updated(self, best: Entry) -> list[Entry]:
         """The plan, and those costed that differ in the weight update alone and are little slower; best first."""

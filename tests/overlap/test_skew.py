@@ -1,7 +1,8 @@
-"""Skewed loops have the bits and the bytes of the loop, for random bodies and random stages."""
+"""Skewed loops and loops in parts have the bits of the loop, for random bodies, stages and dims."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -16,6 +17,7 @@ from meshdsl.ir import Eqn, Scan, Var, verify
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.models.transformer import lm
+from meshdsl.overlap.loops import LoopsInParts
 from meshdsl.overlap.skew import EarlyStage, gathers_ahead, gradients_behind, skew
 from tests.lowering.maker import Draw, Maker, whole_numbers
 from tests.lowering.programs import MESHES, draw_layout, same_bits
@@ -97,18 +99,23 @@ def law(seeds: range) -> Counter[str]:
         assert same_bits(md.simulate(made, *arrays), md.simulate(program, *arrays)), f"seed {seed}"
         if all(not isinstance(eqn.control, Scan) or eqn.control.trips for eqn in program.eqns):
             assert sent(made) == sent(program), f"seed {seed}"
+        for loops in itertools.starmap(LoopsInParts, itertools.product("abcd", (2, 3))):
+            in_parts = check(verify(loops.split(program), "loops in parts"), "")
+            if loops.part:
+                assert same_bits(md.simulate(in_parts, *arrays), md.simulate(program, *arrays)), f"seed {seed}, {loops}"
+                counts["in parts"] += 1
         counts["programs"] += 1
         counts["skewed"] += made is not program
     return counts
 
 
-def test_skewed_loops_keep_bits_and_bytes_of_random_programs() -> None:
+def test_skewed_loops_and_loops_in_parts_keep_bits_of_random_programs() -> None:
     counts = law(range(40))
-    assert counts["skewed"] > 10, counts
+    assert counts["skewed"] > 10 and counts["in parts"] > 10, counts
 
 
 @pytest.mark.slow
-def test_skewed_loops_keep_bits_and_bytes_of_many_random_programs() -> None:
+def test_skewed_loops_and_loops_in_parts_keep_bits_of_many_random_programs() -> None:
     law(range(1_000, 2_500))
 
 

@@ -28,7 +28,7 @@ import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in 
 from meshdsl.lowering.program import Program
 from meshdsl.lowering.simulate import simulate
 from meshdsl.overlap.planner import Planner
-from meshdsl.pipelines import ticks
+from meshdsl.pipelines import one_tick
 from tests.stablehlo import cost_law
 
 OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows")
@@ -190,7 +190,7 @@ def judge(case: Case, devices: bool = False) -> str:
     """What is wrong with the program of a case; "" if nothing is."""
     step, args = step_of(case)
     arrays = [x.numpy() for x in jax.tree.leaves(args)]
-    with mock.patch.object(ticks, "FILL", np.nan):
+    with mock.patch.object(one_tick, "FILL", np.nan):
         pipe = compiled(case, step, args)
         program = pipe.program(*args)
         results = {"simulator": simulate(program, *arrays)}

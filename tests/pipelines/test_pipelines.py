@@ -21,7 +21,8 @@ from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
 from meshdsl.overlap.planner import Planner
-from meshdsl.pipelines import Schedule, pipeline, stages, ticks
+from meshdsl.pipelines import Schedule, one_tick, pipeline, stages
+from meshdsl.pipelines.one_tick import Pipe
 from tests.pipelines.law import Case, compiled, draw, judge, paired_ticks, step_of
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
@@ -136,16 +137,20 @@ def test_the_picture_the_text_and_the_timeline_of_a_program_name_its_ticks():
 
 
 REAL_TAKE = stages.take
-REAL = {name: getattr(ticks, name) for name in ("shift",)}
+REAL = {name: getattr(one_tick, name) for name in ("shift",)}
 MUTANTS: dict[str, tuple[Any, str, Any]] = {
-    "no message": (ticks, "shift", lambda x, dim, by: x),
-    "a message twice": (ticks, "shift", lambda x, dim, by: REAL["shift"](x, dim, 2 * by)),
+    "no message": (one_tick, "shift", lambda x, dim, by: x),
+    "a message twice": (one_tick, "shift", lambda x, dim, by: REAL["shift"](x, dim, 2 * by)),
     "a slot late": (stages, "_with_row", lambda f: lambda ring, row, number: f(ring, row, number + 1)),
     "a layer late": (stages, "_at", lambda f: lambda ring, number: f(ring, number - 1)),
-    "a chunk late": (ticks._Pipe, "unit", lambda f: lambda self, number: (f(self, number)[0], 1 - f(self, number)[1])),
-    "a mask early": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number + 1)),
-    "a mask late": (ticks._Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
-    "a row late": (ticks._Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
+    "a chunk late": (
+        one_tick.Pipe,
+        "unit",
+        lambda f: lambda self, number: (f(self, number)[0], 1 - f(self, number)[1]),
+    ),
+    "a mask early": (Pipe, "_real", lambda f: lambda self, number: f(self, number + 1)),
+    "a mask late": (Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
+    "a row late": (Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
 }
 
 
@@ -395,7 +400,7 @@ def test_dims_of_a_pipeline_get_names_that_the_model_lacks():
     step = work.train_step(), "stages:2", "layer:stages"
     graph = md.compile(*step).graph(*work.specs())
     assert pipeline.pipelined(graph, md.Mesh("stages:2"), md.Layout("layer:stages"))[2] == ()
-    with mock.patch.object(ticks, "FILL", np.nan):
+    with mock.patch.object(one_tick, "FILL", np.nan):
         history = md.compile(step[0], plan=md.Plan(*step[1:], microbatches=2)).history(*work.specs())
     assert "stage=2" in str(history["pipeline"])
 
