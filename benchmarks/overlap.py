@@ -28,7 +28,7 @@ from meshdsl.models.gpt_moe import gpt2_moe, gpt2_moe_large
 
 MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
 BATCH = {("S", "a100-p4de"): 24, ("L", "a100-p4de"): 48, ("S", "v100-p3dn"): 16, ("L", "v100-p3dn"): 8}
-MODES = ("none", "experts", "dw", "partition", "lancet", "list", "halves")
+MODES = ("none", "experts", "dw", "partition", "lancet", "list", "skew", "halves")
 
 
 def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--machines", nargs="+", choices=["a100-p4de", "v100-p3dn"], default=["a100-p4de"])
     parser.add_argument("--devices", nargs="+", type=int, default=[16])
     parser.add_argument("--routers", nargs="+", choices=["switch", "batch_prioritised"], default=["switch"])
-    parser.add_argument("--modes", nargs="+", choices=[*MODES, "skew"], default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--one-group", action="store_true", help="route all sequences of a device as one group")
     parser.add_argument("--exchange", choices=["padded", "ragged"], default="padded", help="of slots, without a plan")
     for result in rows(parser.parse_args()):

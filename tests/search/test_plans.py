@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 import meshdsl as md
 from meshdsl.errors.deadline import OutOfTimeError, deadline
 from meshdsl.models import mlp, transformer
+from meshdsl.pipelines import bubble
 from meshdsl.search import plans
 from meshdsl.search.knobs import TURNS, turns_of
-from meshdsl.search.plan_layouts import PlanLayouts
+from meshdsl.search.local_search import LocalSearch
 from meshdsl.search.space import space
 
 SMALL = mlp.mlp.replace(batch=1024, io=512, hidden=1024)
@@ -232,25 +234,16 @@ def test_local_search_takes_stages_where_the_network_is_slow(
     assert (str(found.best.plan.layout), found.best.plan.microbatches) == (layout, microbatches)
 
 
-@pytest.mark.slow
-def test_pipelines_are_estimated_in_the_named_layouts(monkeypatch: pytest.MonkeyPatch):
+def test_pipelines_are_estimated_in_the_named_layouts():
     """On the axes that no stages use, such as `length:cols; heads:cols` with `cols` renamed to `y`."""
-    estimated: list[str] = []
-    amount = PlanLayouts.amount
-
-    def estimate(self: PlanLayouts, plan: md.Plan) -> float:
-        estimated.append(str(plan.layout))
-        if estimated[-1] == "length:y heads:y":
-            raise KeyboardInterrupt  # ends the search
-        return amount(self, plan)
-
-    monkeypatch.setattr(PlanLayouts, "amount", estimate)
-    monkeypatch.setattr(plans, "FEW", 0)
-    small = LM.replace(batch=32, length=64, layers=4, d_model=64, heads=4, d_head=16, d_ff=256, vocab=64)
-    knobs: dict[str, list[Any]] = {"microbatches": [8]}
-    named = dataclasses.replace(small, layouts={"both": ("rows:2 cols:4", "layer:rows; length:cols; heads:cols")})
-    md.search(named, mesh="x:4 y:2", dims="layer length heads", machine="h100:compiled", knobs=knobs, time_limit=None)
-    assert estimated[-1] == "length:y heads:y"
+    local: Any = LocalSearch.__new__(LocalSearch)
+    local.layouts = SimpleNamespace(hints=LM.layouts, amount=lambda plan: 8.0 * len(plan.layout.rules))
+    local.space, local._staged = SimpleNamespace(keeps_request=lambda plan: True), set()
+    plan = md.Plan("x:4 y:2", "batch:x; d_ff:y")
+    found = {str(staged.layout): seconds for seconds, staged in local._over(plan, "x", "layer", [8])}
+    assert found["length:y vocab:y d_ff:y heads:y layer:x"] == 32 / 4 / (1 - bubble(4, 8))
+    assert found["d_ff:y layer:x"] == 8 / 4 / (1 - bubble(4, 8))  # the plan's own layout
+    assert not list(local._over(plan, "x", "layer", [8]))  # each is tried once
 
 
 def test_search_tries_ticks_where_there_are_micro_batches():
