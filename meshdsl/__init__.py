@@ -69,7 +69,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.pooling": ("avg_pool", "max_pool"),
     "ops.placement": ("prefer", "replicate", "shard"),
     "ops.ragged": ("ragged",),
-    "ops.printing": ("print",),
+    "ops.printing": ("callback", "print"),
     "control.autodiff": ("grad", "value_and_grad"),
     "control.custom_vjp": ("custom_vjp",),
     "control.derivatives": ("jvp", "vjp"),

@@ -117,6 +117,7 @@ from .ops.placement import replicate as replicate
 from .ops.placement import shard as shard
 from .ops.pooling import avg_pool as avg_pool
 from .ops.pooling import max_pool as max_pool
+from .ops.printing import callback as callback
 from .ops.printing import print as print
 from .ops.ragged import ragged as ragged
 from .ops.reductions import all as all

@@ -79,6 +79,7 @@ def right() -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
         ("switch", (1, [lambda v: v, lambda v: v * 2], y), {}),
         ("cumprod", (x, "length"), {"exclusive": True, "reverse": True}),
         ("print", (y,), {"label": "y"}),
+        ("callback", (y, lambda block, part: None), {}),
         ("random.normal", (key, "a:3"), {"dtype": "float32"}),
         ("random.randint", (key, "a:3", 0, 5), {}),
         ("nn.linear", (x, "model", "out:3"), {"bias": False, "name": "linear"}),

@@ -359,7 +359,7 @@ def _lines(
 # parameters that are not printed: the printed types already show them, or they are internal tables
 UNSHOWN = {
     *("out", "shape", "dtype", "starts", "axes", "table", "dims", "dim", "rows", "sides", "results", "label"),
-    *("whole", "key", "follows", "control", "site", "how"),
+    *("whole", "key", "follows", "control", "site", "how", "call"),
 }
 
 

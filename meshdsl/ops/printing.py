@@ -1,7 +1,7 @@
-"""`md.print`: show a value while a program runs, shard by shard.
+"""`md.print` and `md.callback`: give a value to the host while a program runs, shard by shard.
 
 The equation is never removed, merged or moved before an earlier one. Each device sends its block to its host; the host
-waits for the blocks of all shards, and prints them in order. Copies of a block are printed once.
+waits for the blocks of all shards, and acts on them in order. Of copies of a block, one is sent.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import builtins
 import functools
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,51 +24,52 @@ from ..layouts import Sharding
 from ..trace import Tensor, as_tensor, bind
 
 Axes = tuple[str, ...]
+Call = Callable[[np.ndarray, dict[str, slice]], object]
 
 
-class _Console:
-    """Prints complete values in the order in which the first device computed them.
+class _Host:
+    """Acts on complete values in the order in which the first device computed them.
 
-    A device may run far ahead of the others, so the lines of a value wait for those of all its shards.
+    A device may run far ahead of the others, so the shards of a value wait for each other.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.order: deque[_Printer] = deque()  # values that the first device has sent
+        self.lock = threading.RLock()  # reentrant, since a callback may call md.print
+        self.order: deque[_Receiver] = deque()  # values that the first device has sent
 
-    def add(self, printer: _Printer, shard: int, line: str) -> None:
+    def add(self, receiver: _Receiver, shard: int, act: Callable[[], object]) -> None:
         with self.lock:
-            printer.lines[shard].append(line)
+            receiver.acts[shard].append(act)
             if jax.process_count() > 1:  # the other shards may be elsewhere
-                builtins.print(printer.lines[shard].popleft(), flush=True)
+                receiver.acts[shard].popleft()()
                 return
             if shard == 0:
-                self.order.append(printer)
+                self.order.append(receiver)
             while self.order and (self.order[0].complete() or len(self.order) > LATE):
-                for _, waiting in sorted(self.order.popleft().lines.items()):
-                    if waiting:
-                        builtins.print(waiting.popleft(), flush=True)
+                ready = [waiting.popleft() for _, waiting in sorted(self.order.popleft().acts.items()) if waiting]
+                for act in ready:
+                    act()
 
 
-LATE = 1000  # values that wait for a shard, after which one is printed without it: its device has failed
-CONSOLE = _Console()
+LATE = 1000  # values that wait for a shard, after which one goes without it: its device has failed
+HOST = _Host()
 
 
-class _Printer:
-    """The operands of one print: the block of each shard, and the shard's index."""
+class _Receiver:
+    """Receives the operands of one print or callback: the block of each shard, and the shard's index."""
 
-    def __init__(self, label: str, block: Block, shards: int):
-        self.label, self.block, self.shards = label, block, shards
-        self.lines: dict[int, deque[str]] = defaultdict(deque)
+    def __init__(self, label: str, call: Call | None, block: Block, shards: int):
+        self.label, self.call, self.block, self.shards = label, call, block, shards
+        self.acts: dict[int, deque[Callable[[], object]]] = defaultdict(deque)
 
     def complete(self) -> bool:
-        return sum(bool(waiting) for waiting in self.lines.values()) == self.shards
+        return sum(bool(waiting) for waiting in self.acts.values()) == self.shards
 
     def __call__(self, x: Any, copy: Any, before: Any, *starts: Any) -> np.ndarray:
         begins = tuple(int(start) for start in starts)
         padding = any(s >= max(d.size, 1) for s, d in zip(begins, self.block.dims, strict=True))
         if int(copy) == 0 and not padding:  # the first of the devices that store this block
-            CONSOLE.add(self, self._shard(begins), self._line(np.asarray(x), begins))
+            HOST.add(self, self._shard(begins), self._act(np.asarray(x), begins))
         return np.zeros((), np.bool_)
 
     def _shard(self, starts: tuple[int, ...]) -> int:
@@ -77,24 +79,30 @@ class _Printer:
             index = index * count + (start // n if n else 0)
         return index
 
-    def _line(self, x: np.ndarray, starts: tuple[int, ...]) -> str:
+    def _act(self, x: np.ndarray, starts: tuple[int, ...]) -> Callable[[], object]:
+        """Print the shard, or call the function with it. `starts`: the shard's first index along each dim."""
         ends = [min(s + n, d.size) for s, n, d in zip(starts, self.block.sizes, self.block.dims, strict=True)]
         real = x[tuple(slice(0, max(0, e - s)) for s, e in zip(starts, ends, strict=True))]
-        part = " ".join(
-            f"{d.name}[{s}:{e}]"
+        if self.call is not None:
+            names = [d.name for d in self.block.dims]
+            part = dict(zip(names, map(slice, starts, ends), strict=True))
+            return functools.partial(self.call, real.copy(), part)
+        parts = [
+            f" {d.name}[{s}:{e}]"
             for d, s, e, axes in zip(self.block.dims, starts, ends, self.block.axes, strict=True)
             if axes
-        )
+        ]
         text = np.array2string(real, threshold=20, precision=4)
-        return f"{self.label}{' ' + part if part else ''}: {x.dtype.name}{show(self.block.dims)} {text}"
+        line = f"{self.label}{''.join(parts)}: {x.dtype.name}{show(self.block.dims)} {text}"
+        return functools.partial(builtins.print, line, flush=True)
 
 
 @functools.lru_cache(maxsize=1024)
-def _printer(site: object, label: str, block: Block, shards: int) -> _Printer:
-    return _Printer(label, block, shards)
+def _receiver(site: object, label: str, call: Call | None, block: Block, shards: int) -> _Receiver:
+    return _Receiver(label, call, block, shards)
 
 
-def _kernel(c: Local, x: Any, *before: Any, label: str, site: object, axes: Axes = ()) -> Any:
+def _kernel(c: Local, x: Any, *before: Any, label: str, site: object, call: Call | None = None, axes: Axes = ()) -> Any:
     block = c.ins[0]
     split = {axis for own, n in zip(block.axes, block.sizes, strict=True) if n for axis in own}
     counts = [-(-d.size // n) if n else 1 for d, n in zip(block.dims, block.sizes, strict=True)]
@@ -102,12 +110,12 @@ def _kernel(c: Local, x: Any, *before: Any, label: str, site: object, axes: Axes
     copies = tuple(axis for axis in axes if axis not in split)  # copies of a block, and of an empty one
     copy = c.index(copies) if copies else 0
     starts = [c.start(block, d) for d in block.dims]
-    return x, c.xp.tell_host(_printer(site, label, block, filled), x, copy, before, *starts)
+    return x, c.xp.tell_host(_receiver(site, label, call, block, filled), x, copy, before, *starts)
 
 
 PRINT = Op(
     "print",
-    type=lambda x, *before, label, site, axes=(): (x, Type((), np.dtype(bool))),
+    type=lambda x, *before, label, site, call=None, axes=(): (x, Type((), np.dtype(bool))),
     kernel=_kernel,
     vjp=lambda cts, x: (cts[0],),
     shardings=lambda eqn: (eqn.ins[0].sharding, Sharding()),
@@ -135,3 +143,25 @@ def print(x: Any, label: str = "") -> Tensor:
     x = as_tensor(x)
     where = caller()
     return bind(PRINT, x, label=label or f"{where.file}:{where.line}", site=object())[0]
+
+
+def callback(x: Any, function: Call) -> Tensor:
+    """The same tensor; whenever the program computes it, the host calls `function(block, part)` for each shard.
+
+    `block` is a NumPy array with the dims of x in order, a copy without padding; `part` has its indices along each dim.
+    Of copies of a block one is given, and a partial sum is summed first. As the prints of `md.print`, calls keep their
+    order, also in loops and branches, and are never removed.
+
+    >>> import meshdsl as md
+    >>> got = []
+    >>> y = md.callback(md.tensor([1.0, 2.0], "a"), lambda block, part: got.append((part, float(block.max()))))
+    >>> got
+    [({'a': slice(0, 2, None)}, 2.0)]
+
+    What the function returns is not read. It must not run programs on these devices, which wait for it. An exception in
+    it ends the program with an error of JAX. With several processes, each calls it for the shards of its devices.
+    Raises `ShapeError` if it is not a function.
+    """
+    if not callable(function):
+        raise ShapeError(f"md.callback calls a function with each shard; got {function!r}")
+    return bind(PRINT, as_tensor(x), label="", call=function, site=object())[0]

@@ -44,6 +44,7 @@ def placements() -> Iterator[Row]:
     yield Row("local_jax_square", square, (In("a e=a"),), lambda x: x + 2 * x.T, ("float32",))
     swapped = lambda x: md.local(lambda x: x + 2 * md.rename(x, a="e", e="a"), x, out="a e", whole="a e")
     yield Row("local_square", swapped, (In("a e=a"),), lambda x: x + 2 * x.T, ("float32",))
+    yield Row("callback", lambda x: md.callback(x, lambda block, part: None) * 2, (X,), lambda x: x * 2)
     yield Row("print", lambda x: md.print(x, "x") * 2, (X,), lambda x: x * 2)
     yield Row("name", lambda x: md.name(x, "y") * 2, (X,), lambda x: x * 2)
     yield Row("keep", lambda x: bind1(KEEP, x, md.transpose(x, "a b")), (X,), np.asarray)

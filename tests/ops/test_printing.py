@@ -1,4 +1,4 @@
-"""`md.print`: every shard once, in the order of the program, in loops and branches, and never removed as dead code."""
+"""`md.print` and `md.callback`: every shard once, in the order of the program, in loops and branches, never removed."""
 
 from __future__ import annotations
 
@@ -90,6 +90,63 @@ def test_empty_tensors_and_default_labels(capsys: pytest.CaptureFixture[str]) ->
     assert line.startswith(f"{__file__}:") and "float32[a=0 b=2] []" in line
     with pytest.raises(md.ShapeError, match=r"label of md\.print is a text"):
         md.print(X, 3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("layout", ["", "b:x", "a:x", "a:y; b:x", "a:y"])
+def test_a_callback_gets_every_shard_of_every_step_once(layout: str) -> None:
+    got: list[tuple[dict[str, slice], np.ndarray]] = []
+
+    def give(block: np.ndarray, part: dict[str, slice]) -> None:
+        got.append((part, block))
+
+    def running(x: md.Tensor) -> md.Tensor:
+        return md.scan(lambda c, _: (md.callback(c + x, give), None), x, md.ones("t:3"), over="t")[0]
+
+    def steps() -> list[np.ndarray]:
+        """The values that were given, put together from their shards: a step ends when it is full."""
+        wholes, filled = [], X.numpy().size
+        for part, block in got:
+            if filled == X.numpy().size:
+                wholes, filled = [*wholes, np.full(X.numpy().shape, np.nan)], 0
+            where = part["a"], part["b"]
+            assert np.isnan(wholes[-1][where]).all() and block.shape == wholes[-1][where].shape and block.size
+            wholes[-1][where], filled = block, filled + block.size
+        got.clear()
+        return wholes
+
+    compiled = md.compile(running, "x:2 y:4", layout)
+    for run in (lambda: md.simulate(compiled.program(X), X), lambda: compiled(X).stored):
+        jax.block_until_ready(run())
+        jax.effects_barrier()
+        assert [np.array_equal(w, X.numpy() * n) for w, n in zip(steps(), (2, 3, 4), strict=True)] == [True] * 3
+
+
+def test_a_callback_and_prints_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(x: md.Tensor) -> md.Tensor:
+        md.print(x, "first")
+        md.callback(x * 2, lambda block, part: print(f"second: {part['a'].start} {block[:, 0]}"))
+        md.print(x, "third")
+        return x
+
+    compiled = md.compile(step, "x:2", "a:x")
+    lines = [line.split(":")[0].split()[0] for line in printed(capsys, lambda: compiled(X).stored)]
+    assert lines == ["first", "first", "second", "second", "third", "third"]
+    gradient = md.compile(md.grad(lambda x: md.sum(md.callback(x * x, lambda block, part: print("x:")))), "x:2", "b:x")
+    assert printed(capsys, lambda: gradient(X).stored) == ["x:", "x:"]
+    assert np.array_equal(gradient(X).numpy(), 2 * X.numpy())
+
+
+def test_errors_of_callbacks() -> None:
+    with pytest.raises(md.ShapeError, match=r"md\.callback calls a function with each shard; got 3"):
+        md.callback(X, 3)  # pyright: ignore[reportArgumentType]
+
+    def fails(block: np.ndarray, part: dict[str, slice]) -> None:
+        raise ValueError("no space left")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no space left"):
+        jax.block_until_ready(md.compile(lambda x: md.callback(x, fails), "x:2", "a:x")(X).stored)
+    plain = md.compile(lambda x: md.print(x, "after"), "x:2", "a:x")
+    assert np.array_equal(plain(X).numpy(), X.numpy())
 
 
 def test_a_program_without_prints_is_unchanged() -> None:
