@@ -37,7 +37,11 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def call_on_blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:
-    """The results of a jaxpr that was traced on arrays of this shape; they vary over these mesh axes."""
+    """The results of a jaxpr on `xs`, the blocks of one device inside a `shard_map`.
+
+    The jaxpr was traced on arrays of the shapes of `xs`, outside the mesh. `varying` has, for each result, the mesh
+    axes along which devices may have different blocks.
+    """
     if not any(varying) and not any(jax.typeof(x).mat.varying for x in xs):
         return jaxpr_as_fun(jaxpr)(*xs)
     return _blocks.bind(*xs, jaxpr=jaxpr, varying=varying)

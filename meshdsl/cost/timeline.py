@@ -88,7 +88,11 @@ class Timeline:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Range that holds the measured time in nine of ten cases: the machine's half-width for the regime."""
+        """Seconds between which the measured time is in nine of ten cases.
+
+        From `seconds` / (1 + u) to `seconds` * (1 + u), and not under the lower bound; u is the machine's `uncertainty`
+        for what bounds the step: compute, launches or the network (`regime`).
+        """
         u = self.machine.half_width(self.regime)
         return max(self.lower_bound, self.seconds / (1 + u)), self.seconds * (1 + u)
 

@@ -109,7 +109,7 @@ class Tier:
         return (self.n - 1) / self.n * v / each_way, hops * a
 
     def exchange(self, v: float) -> float:
-        """Seconds of an all_to_all whose operands total V bytes."""
+        """Seconds of an all_to_all; V is the bytes of the operands of all its devices together."""
         if self.level.kind == "mesh":
             return v / self.n**2 / self.bandwidth
         if self.level.kind == "switch":
@@ -133,7 +133,11 @@ class Group:
 
     @staticmethod
     def of(levels: Sequence[NetworkTier], used: Sequence[Mapping[str, int]], parts: Sequence[AxisFactor]) -> Group:
-        """The group along the factors `parts`; `used` counts the members in use along each hardware axis."""
+        """The group whose devices differ along these `parts` of hardware axes.
+
+        `used` has, for each level and hardware axis, how many members of the level (GPUs of a node, nodes of a cluster)
+        the whole mesh occupies; devices in use share a member's links.
+        """
         counts: list[int] = []
         tiers: list[Tier] = []
         in_group, in_use = 1, 1  # devices in one member: of this group, and in use

@@ -222,7 +222,9 @@ def _generated(frame: FrameType) -> bool:
 
 
 def at(error: MeshdslError, where: Where) -> MeshdslError:
-    """Add the user's line to an error and return it; do nothing if it already has a line, or is no mistake."""
+    """Add the user's line to an error and return it; do nothing if it has one, or is not a mistake in the
+    user's program (`is_mistake`).
+    """
     if error.where is None and error.is_mistake:
         error.where = where
         error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])

@@ -139,7 +139,10 @@ def _picked(c: Local, buffer: Any, axis: int, rows: np.ndarray, fill: Any, axes:
 
 @dataclass(frozen=True)
 class Shift:
-    """Each device's rows as one slice of the buffer, after `dilation - 1` fills between rows and fills at the ends."""
+    """The rows that a device reads, where they are evenly spaced in what it has: one slice, with this step.
+
+    `lax.pad` first writes `dilation - 1` elements of the fill value between the rows, `low` before and `high` after.
+    """
 
     starts: np.ndarray  # each device's first position; negative before the buffer
     step: int

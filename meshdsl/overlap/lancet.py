@@ -31,7 +31,11 @@ MOST_PARTS = 8
 
 @dataclass(frozen=True)
 class _Range:
-    """Groups of the forward pass, from `first` to before `last`, that run in parts."""
+    """A range of the forward pass that runs in `parts` parts of the tokens, one behind the other (Lancet, section 5).
+
+    `first` and `last` number groups of its operations, of which `GROUPS` are between two mixture-of-experts layers; the
+    range ends before `last`.
+    """
 
     first: int
     last: int

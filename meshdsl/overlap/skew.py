@@ -65,7 +65,11 @@ WITH_ROW = Op(  # a stack with one more row, first or last
 
 @dataclass(frozen=True, eq=False)
 class EarlyStage:
-    """The early stage of a loop's body. All carries are computed by the early stage, or all by the late one."""
+    """How the body of a skewed loop divides.
+
+    Trip i of the new loop runs the `early` equations of trip i + 1 of the old one, and the others, the late ones, of
+    trip i. All carries are computed by the early equations, or all by the late ones.
+    """
 
     early: frozenset[Eqn]
     carry_early: bool

@@ -52,9 +52,11 @@ def staged(x: Tensor, stage: Dim) -> Tensor:
 
 
 def layers_of_stages(x: Tensor, dims: StageDims, place: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-    """A stack [layer ...] as [stage inner ...], whose blocks stay where they are; with several chunks [stage own ...].
+    """A stack of layers [layer ...] as [stage inner ...]: the layers of each stage.
 
-    Then one exchange brings block q to stage q mod S.
+    The layout stores a stack in blocks of consecutive layers, one a stage, so nothing is sent. With several chunks,
+    stage s computes blocks s, s + S, s + 2 S, ... of the S stages: the result is [stage own ...], after one exchange.
+    `place` is applied before the dim `layer` is divided, to choose how the stack is sharded.
     """
     x = pad(x, dims.layer, 0, dims.padded - dims.layer.size) if dims.padded > dims.layer.size else x
     x = swap_blocks(x, dims.layer.name, dims.chunks, dims.stage.size) if dims.chunks > 1 else x

@@ -36,7 +36,10 @@ Group = tuple[Eqn, ...]
 
 
 def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
-    """Bucket the collectives of single numbers in the program's update, and those of tensors that `joins` chooses.
+    """Send several small tensors of the program's update with one collective, a bucket.
+
+    Scalars share one. Of the collectives of tensors that could share a bucket, `joins(kind, axes, sizes)` is the
+    number of them, smallest first, that do; None leaves tensors alone. `sizes` are their bytes, ascending.
 
     >>> import meshdsl as md
     >>> def step(params, x):

@@ -42,7 +42,7 @@ class _Branch:
     regions: Mapping[str, Region]
 
     def inputs(self, v: Var) -> list[tuple[str, Region, Var]]:
-        """The inputs of its graphs that receive a value."""
+        """Where v enters the branch: the key and the region of each of its graphs, and the input that gets v."""
         return [
             (key, region, region.graph.ins[i])
             for i in self.entering

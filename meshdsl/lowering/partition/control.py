@@ -45,7 +45,11 @@ def row_of(stacked: Given, inner: Var) -> Given:
 
 
 def as_stacked(scope: Scope, v: Var) -> Given:
-    """A stacked input with its first dim replicated. Only constants (`FULL`) may stay unmaterialized."""
+    """The form in which a loop receives an input that it reads a row a trip: every device has all rows.
+
+    An input that is not computed yet (unmaterialized) is computed inside the body if all its elements are one constant
+    (`FULL`), and before the loop otherwise.
+    """
     input = as_given(scope, v)
     if isinstance(input, Eqn):
         return input if input.op is FULL else Sharding()
