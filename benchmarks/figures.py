@@ -69,7 +69,25 @@ GROUPS = {
     "layer": Group(
         "benchmarks.moe_family breakdown",
         "{dispatch}.{wraps}",
-        {"growth": "{growth:.2f}", "all_to_all": "{all_to_all_growth:.2f}"},
+        {
+            "growth": "{growth:.2f}", "all_to_all": "{all_to_all_growth:.2f}", "gate": "{growth_of[gate]:.1f}",
+            "dispatch": "{growth_of[dispatch and combine]:.2f}",
+        },
+    ),
+    "layer_parts": Group(
+        "benchmarks.moe_family breakdown",
+        "{dispatch}.{wraps}.{experts}",
+        {
+            "feed_forward": "{milliseconds_of[feed-forward]:.2f}", "attention": "{milliseconds_of[attention]:.2f}",
+            "gate": "{milliseconds_of[gate]:.2f}", "dispatch": "{milliseconds_of[dispatch and combine]:.2f}",
+            "rest": "{milliseconds_of[norms and residuals]:.2f}", "total": "{milliseconds:.2f}",
+            "all_to_all": "{all_to_all_share:.0%}",
+        },
+    ),
+    "ragged": Group(
+        "benchmarks.ragged_exchange",
+        "{router}.{capacity_factor}.{skew}",
+        {"padded": "{padded:,}", "sent": "{ragged:,}"},
     ),
     "mesh_tensorflow": Group(
         "benchmarks.mesh_tensorflow", "{table}.{d_ff}.{d_head}", {"billions": "{billions:.2f}"}
@@ -103,6 +121,11 @@ GROUPS = {
         "chunks.{chunks}",
         {"predicted": "{predicted_ms:.1f}", "cycles": "{cycles:,}", "peak": "{peak_bytes:,}"},
     ),  # with a Python that has the extra `aot`
+    "gpipe": Group(
+        "benchmarks.pipelines --gpipe",
+        "{attention}",
+        {"cycles": "{cycles_ratio:.2f}", "peak": "{peak_ratio:.2f}"},
+    ),  # the same
     "tpu": Group(
         "benchmarks.tpu_cycles", "{workload}.{candidate}", {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}"}
     ),  # with a Python that has the extra `aot`; then with --large
@@ -134,6 +157,13 @@ GROUPS = {
         "benchmarks.published_pipelines gpt3 llama3 deepseek",
         "{case}.{machine}.{chunks}",
         {"step": "{step_s:.1f}", "mfu": "{mfu:.1%}", "exposed": "{exposed:.0%}", "peak": "{peak_gb:.1f}"},
+    ),
+    "ticks": Group(
+        "benchmarks.published_pipelines gpt3 llama3 deepseek --overlap ticks",
+        "{case}.{machine}.{chunks}",
+        {
+            "step": "{step_s:.1f}", "exposed": "{exposed:.0%}", "peak": "{peak_gb:.1f}",
+        },
     ),
     "updates": Group(
         "models.sharded_update --json",

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import jax
 import pytest
 
 import meshdsl as md
@@ -49,6 +50,14 @@ def test_public_names_have_an_example(name: str):
     value = FAMILIES.documented(name)
     text = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
     assert text and ">>>" in text, f"md.{name} has no example in its docstring"
+
+
+def test_docstrings_name_functions_that_jax_has():
+    for name in REFERENCE:
+        for path in re.findall(r"`((?:jnp|jax)\.[\w.]+)`", FAMILIES.documented(name).__doc__ or ""):
+            found = {"jnp": jax.numpy, "jax": jax}[path.partition(".")[0]]
+            for part in path.split(".")[1:]:
+                found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
 
 
 def test_reference_has_every_public_name_once():

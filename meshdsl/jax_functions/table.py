@@ -24,7 +24,7 @@ ELEMENTWISE = {
     "expm1", "floor", "ge", "gt", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le",
     "le_to", "lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to", "max", "min", "mul", "mulhi", "name",
     "ne", "neg", "nextafter", "not", "one_minus_square", "or", "polygamma", "polynomial", "population_count", "pow",
-    "random_gamma_grad", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "round", "rsqrt",
+    "random_gamma_grad", "real", "reduce_precision", "regularized_incomplete_beta", "rem", "reshard", "round", "rsqrt",
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
     "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
 }  # fmt: skip
@@ -32,8 +32,8 @@ ELEMENTWISE = {
 JOINT = {"add", "add_any", "concatenate", "pad", "select_n", "stack", "sub"}
 FIRST = {
     "broadcast_in_dim", "conj", "convert_element_type", "copy", "copy_p", "cumsum", "div", "dynamic_slice", "fft",
-    "gather", "imag", "name", "neg", "real", "reduce_precision", "reduce_sum", "reshape", "rev", "slice", "split",
-    "squeeze", "stop_gradient", "transpose", "unstack",
+    "gather", "imag", "name", "neg", "real", "reduce_precision", "reduce_sum", "reshape", "reshard", "rev", "slice",
+    "split", "squeeze", "stop_gradient", "transpose", "unstack",
 }  # fmt: skip
 PRODUCTS = {"conv_general_dilated", "dot_general", "mul"}
 

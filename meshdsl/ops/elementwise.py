@@ -65,6 +65,7 @@ def _unary(
     dtype: Any = None,
     flops: int = 1,
     shown: bool = True,  # public in the package
+    like: str = "",  # JAX's function, where jax.numpy has none of this name
     **record: Any,
 ) -> Callable[[Any], Tensor]:
     """Make the function of an elementwise operation with one operand; `record` are further fields of its `Op`."""
@@ -87,7 +88,7 @@ def _unary(
 
     public.__name__ = public.__qualname__ = name
     example = {"f": "[0.5]", "b": "[True]"}["f" if "f" in kinds else "b"]
-    public.__doc__ = f"Elementwise `jnp.{name}`. The result has the dims of the operand."
+    public.__doc__ = f"Elementwise `{like or f'jnp.{name}'}`. The result has the dims of the operand."
     if not shown:
         return public
     public.__doc__ += f"""
@@ -106,7 +107,7 @@ log = _unary("log", lambda xp: xp.log, lambda ct, x: (ct / x,), transcendental=T
 log1p = _unary("log1p", lambda xp: xp.log1p, lambda ct, x: (ct / (1 + x),), transcendental=True)
 expm1 = _unary("expm1", lambda xp: xp.expm1, lambda ct, x, out: (ct * (out + 1),), transcendental=True)
 sqrt = _unary("sqrt", lambda xp: xp.sqrt, lambda ct, x, out: (ct * (0.5 / out),))
-rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),))
+rsqrt = _unary("rsqrt", lambda xp: xp.rsqrt, lambda ct, x, out: (ct * (-0.5 * out / x),), like="jax.lax.rsqrt")
 square = _unary("square", lambda xp: xp.square, lambda ct, x: (ct * (2 * x),), kinds="fci")
 negative = _unary(
     "negative",
@@ -132,6 +133,7 @@ erf = _unary(
     kinds="f",
     transcendental=True,
     bounded=Bounded.BY_ONE,
+    like="jax.scipy.special.erf",
 )
 erf_inv = _unary(
     "erf_inv",
@@ -140,6 +142,7 @@ erf_inv = _unary(
     kinds="f",
     transcendental=True,
     shown=False,
+    like="jax.lax.erf_inv",
 )
 sigmoid = _unary(
     "sigmoid",
@@ -148,6 +151,7 @@ sigmoid = _unary(
     kinds="f",
     transcendental=True,
     bounded=Bounded.BY_ONE,
+    like="jax.nn.sigmoid",
 )
 relu = _unary(
     "relu",
@@ -155,6 +159,7 @@ relu = _unary(
     lambda ct, x, out: (where(out > 0, ct, 0),),
     kinds="fi",
     bounded=Bounded.BY_OPERANDS,
+    like="jax.nn.relu",
 )
 floor = _unary("floor", lambda xp: xp.floor, lambda ct, x: (None,), kinds="f")
 ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
@@ -172,6 +177,7 @@ stop_gradient = _unary(
     flops=0,
     stops_gradient=True,
     bounded=Bounded.BY_OPERANDS,
+    like="jax.lax.stop_gradient",
 )
 
 

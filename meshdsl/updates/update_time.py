@@ -148,7 +148,7 @@ def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refine
     collective sends in the time of its latency.
     """
     network, none = _network(machine, refined), joined(0)
-    most = max((_latent_bytes(network, r.kind, r.axes) for r in none.collectives), default=0.0)
+    most = max((_latent_bytes(network, r.op.timed_as, r.axes) for r in none.collectives), default=0.0)
     programs = {
         bucketed_tensors(program): program for program in (none, *(joined(most / part) for part in (256, 16, 1)))
     }

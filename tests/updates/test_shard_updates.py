@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.models.gpt_moe import gpt_moe
 from meshdsl.models.mlp import mlp
 from meshdsl.models.transformer import lm
 from tests.updates.law import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run, start, undecided
@@ -213,6 +214,13 @@ def test_auto_asks_the_machine() -> None:
     step.program(*workload.specs())
     saved = [(d.sharded, d.seconds_saved) for d in step.weight_update.decisions]
     assert all(seconds is not None and sharded == (seconds > 0) for sharded, seconds in saved)
+
+
+def test_auto_times_ragged_exchanges() -> None:
+    experts = gpt_moe.replace(layers=2, exchange="ragged")
+    mesh, layout = experts.layouts["experts"]
+    step = md.compile(experts.train_step(), mesh, layout, weight_update="auto", machine="h100")
+    assert "ragged_all_to_all" in {record.kind for record in step.program(*experts.specs()).collectives}
 
 
 def test_weights_that_are_arguments_themselves():

@@ -18,7 +18,7 @@ from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.masking import MASK, identity
 from ...trace import FULL
-from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Step
+from ..collectives import AllGather, AllToAll, Permute, Step
 from .annotations import Annotation
 from .demand import Demand
 from .planner import Reshard, Seconds
@@ -155,7 +155,7 @@ class Scope:
                 return version
         resharded = Var(v.dims, v.dtype, v.name, sharding)
         where, backward, cause = eqn.where, eqn.backward, self._cause(step, eqn)
-        if isinstance(step, AllReduce | ReduceScatter) and v in self.reasons:
+        if len(sharding.partial) < len(x.sharding.partial) and v in self.reasons:  # completes a reduction
             cause, where, backward = self.reasons[v]
         if instead:
             what = " and ".join(str(each) for each in instead if each.sends)
