@@ -28,7 +28,6 @@ from ..errors import NOWHERE, Where
 from ..errors.units import show_bytes
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
-from ..lowering.collectives import AllReduce
 from ..targets import MemoryRules
 from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
 from ..targets.scores import names
@@ -254,7 +253,8 @@ class Lives:
         """The operands whose memory the results of a step may reuse."""
         if isinstance(step, Kernel):
             return step.overwritable
-        if self.rules.in_place and isinstance(step, Send) and isinstance(step.eqn.op, AllReduce):
+        effect = step.eqn.effect
+        if self.rules.in_place and effect.reduces and not effect.dims:
             return [v for v in step.reads if readers[v] == 1]
         return ()
 

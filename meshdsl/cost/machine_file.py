@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MeshdslError, nearest
+from ..targets import device_words
 from .network import KINDS, Network, NetworkTier, TimeTable
 
 
@@ -87,7 +88,8 @@ def read(document: Mapping[str, Any], file: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         key: checks.number(key, values[key], least=_least(key)) for key in NUMBERS if key in values
     }
-    fields |= {key: checks.text(key, values[key]) for key in ("title", "device") if key in values}
+    known: dict[str, Sequence[str]] = {"title": (), "device": device_words()}
+    fields |= {key: checks.text(key, values[key], words) for key, words in known.items() if key in values}
     fields |= {key: checks.curve(key, what, values[key]) for key, what in CURVES.items() if key in values}
     of_key = {"peak": checks.peak, "network": checks.network, "reached": checks.reached}
     of_key |= {"uncertainty": checks.uncertainty, "tile": partial(checks.whole, "tile"), "pipelined": checks.pipelined}

@@ -3,7 +3,7 @@
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
 from .clean import acts, cse, dce, silent
-from .collective import Blocks, Collective, CollectiveDefaults, Pairs
+from .collective import BlockEffect, Blocks, Collective, CollectiveDefaults, Pairs
 from .exact import exact
 from .graph import (
     Call,
@@ -24,8 +24,8 @@ from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Typ
 from .verify import verify
 
 __all__ = [
-    "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
-    "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params", "Product", "Reduce", "Scan",
-    "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "operations",
-    "predicates", "scratch_bytes", "silent", "verify", "walk",
+    "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
+    "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
+    "Product", "Reduce", "Scan", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact",
+    "format_graph", "operations", "predicates", "scratch_bytes", "silent", "verify", "walk",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,29 @@ from ..layouts.sharding import Axes
 
 Blocks = list[np.ndarray[Any, Any]]  # one per device, row-major over the mesh
 Pairs = list[tuple[int, int]]  # (sender, receiver), numbered row-major over the axes in mesh order
+
+
+@dataclass(frozen=True)
+class BlockEffect:
+    """What a collective does to the blocks of a value; rows along dims that are not in `dims` are sent independently.
+
+    >>> BlockEffect(joins="expert", cuts="batch").dims
+    ('expert', 'batch')
+    """
+
+    joins: str | None = None  # the dim along which blocks become larger
+    cuts: str | None = None  # the dim along which blocks become smaller
+    moves: tuple[str, ...] = ()  # the dims whose blocks devices exchange for others of the same size
+    reduces: bool = False  # True if a pending reduction is completed
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return (*(dim for dim in (self.joins, self.cuts) if dim is not None), *self.moves)
+
+    @property
+    def exchanges(self) -> bool:
+        """True for an all_to_all."""
+        return self.joins is not None and self.cuts is not None
 
 
 class Collective(Protocol):
@@ -37,6 +61,11 @@ class Collective(Protocol):
     @property
     def sends(self) -> bool:
         """True if devices send data; a local slice of a device's own block sends nothing."""
+        ...
+
+    @property
+    def effect(self) -> BlockEffect:
+        """What it does to the blocks."""
         ...
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:

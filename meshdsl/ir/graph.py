@@ -21,7 +21,7 @@ from ..errors import NOWHERE, InternalError, Where
 from ..errors.markup import page_part
 from ..layouts import Sharding
 from .cause import NO_CAUSE, Cause
-from .collective import Collective
+from .collective import BlockEffect, Collective
 from .op import Op, Params, Type
 
 T = TypeVar("T")
@@ -163,6 +163,11 @@ class Eqn:
     def collective(self) -> Collective | None:
         """The collective, or None if the equation is an operation."""
         return None if isinstance(self.op, Op) else self.op
+
+    @property
+    def effect(self) -> BlockEffect:
+        """What a collective does to the blocks; an operation does nothing to them."""
+        return BlockEffect() if isinstance(self.op, Op) else self.op.effect
 
     @property
     def sends(self) -> bool:

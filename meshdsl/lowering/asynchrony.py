@@ -22,7 +22,7 @@ from jax import lax
 from ..backend import varying
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Collective, Eqn, Fuses, Graph, Op, Pairs, Type
+from ..ir import BlockEffect, Collective, Eqn, Fuses, Graph, Op, Pairs, Type
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .casts import invariant
@@ -53,6 +53,10 @@ class Start:
     @property
     def axes(self) -> Axes:
         return self.collective.axes
+
+    @property
+    def effect(self) -> BlockEffect:
+        return self.collective.effect
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         return self.collective.step(before, mesh)

@@ -1,9 +1,9 @@
 """A collective changes the `Sharding` of a value and never the global value.
 
-Each class has four methods: `step` (the sharding rule), `bytes_sent` (bytes that one device sends around a ring),
-`emit` (the JAX call) and `simulate` (the definition in NumPy, on the list of all devices' blocks: the oracle for
-`emit`). Blocks are listed row-major over the mesh. A collective takes a tuple of axes, major to minor. The planner's
-edges are these rules. Only collectives send data.
+Each class has five methods: `effect` (what happens to the blocks), `step` (the sharding rule), `bytes_sent` (bytes that
+one device sends around a ring), `emit` (the JAX call) and `simulate` (the definition in NumPy, on the list of all
+devices' blocks: the oracle for `emit`). Blocks are listed row-major over the mesh. A collective takes a tuple of axes,
+major to minor. The planner's edges are these rules. Only collectives send data.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,7 +22,7 @@ from jax import lax
 from ..backend import varying
 from ..dims import Shape, names
 from ..errors import InternalError
-from ..ir import Blocks, CollectiveDefaults
+from ..ir import BlockEffect, Blocks, CollectiveDefaults
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant, ordered, restored
@@ -49,6 +49,10 @@ class Slice(CollectiveDefaults):
 
     def __str__(self) -> str:
         return f"slice {self.dim} over {_show(self.axes)}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(cuts=self.dim)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, not before.varying.intersection(self.axes))
@@ -82,6 +86,10 @@ class AllGather(CollectiveDefaults):
 
     def __str__(self) -> str:
         return f"all_gather {self.dim} over {_show(self.axes)}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(joins=self.dim)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, _ends(before.axes(self.dim), self.axes))
@@ -118,6 +126,10 @@ class AllToAll(CollectiveDefaults):
 
     def __str__(self) -> str:
         return f"all_to_all {self.dim} -> {self.to} over {_show(self.axes)}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(joins=self.dim, cuts=self.to)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, self.dim != self.to and _ends(before.axes(self.dim), self.axes))
@@ -157,6 +169,10 @@ class AllReduce(CollectiveDefaults):
 
     def __str__(self) -> str:
         return f"all_reduce({self.kind}) over {_show(self.axes)}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(reduces=True)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, before.kind == self.kind and set(self.axes) <= set(before.partial))
@@ -206,6 +222,10 @@ class ReduceScatter(CollectiveDefaults):
 
     def __str__(self) -> str:
         return f"reduce_scatter {self.dim} over {_show(self.axes)}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(cuts=self.dim, reduces=True)
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         _check(self, before, before.kind == "sum" and set(self.axes) <= set(before.partial))

@@ -21,7 +21,7 @@ from jax import lax
 from ..backend import varying
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Blocks, CollectiveDefaults, Pairs
+from ..ir import BlockEffect, Blocks, CollectiveDefaults, Pairs
 from ..layouts.mesh import Mesh
 from ..layouts.sharding import Axes, Sharding
 from .casts import invariant
@@ -53,6 +53,10 @@ class Permute(CollectiveDefaults):
         old = Sharding(tuple((dim, axes) for dim, axes, _ in self.moves))
         new = Sharding(tuple((dim, axes) for dim, _, axes in self.moves))
         return f"permute {repr(old)[1:-1]} -> {repr(new)[1:-1]}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(moves=tuple(dim for dim, _, _ in self.moves))
 
     @property
     def axes(self) -> Axes:

@@ -22,7 +22,7 @@ from jax import lax
 from ..backend import varying
 from ..dims import Shape, names
 from ..errors import InternalError
-from ..ir import Blocks, CollectiveDefaults
+from ..ir import BlockEffect, Blocks, CollectiveDefaults
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .collectives import AllToAll
@@ -67,6 +67,11 @@ class RaggedAllToAll(CollectiveDefaults):
     def padded(self) -> AllToAll:
         """The exchange that sends every slot."""
         return AllToAll(self.dim, self.to, self.axes)
+
+    @property
+    def effect(self) -> BlockEffect:
+        """That of `AllToAll`, and runs of slots are sent whole."""
+        return BlockEffect(self.dim, self.to, moves=(*self.cells, self.slots))
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         """The sharding changes as by `AllToAll`."""

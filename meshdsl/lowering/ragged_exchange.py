@@ -20,7 +20,7 @@ from ..layouts.sharding import Axes
 from ..ops.ragged import RAGGED
 from ..ops.reshape import RENAME
 from .blocks import FILLED
-from .collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
+from .collectives import AllToAll
 from .partition.planner import Reshard
 from .program import Program
 from .ragged import RaggedAllToAll
@@ -54,12 +54,15 @@ def _trimmed(program: Program) -> Program:
     return program.replace(eqns=tuple(trim.eqns), outs=tuple(map(trim.now, program.outs)))
 
 
+def _reshards(eqn: Eqn) -> bool:
+    """True for a collective; exchanges of rows are none, because they change the value instead of its sharding."""
+    return eqn.collective is not None and eqn.ins[0].sharding != eqn.outs[0].sharding
+
+
 def _links(eqns: Sequence[Eqn]) -> Iterator[tuple[Var, Var, Mapping[str, str]]]:
     """Pairs of values that are the same data, and the dim names of the first mapped to those of the second."""
     for eqn in eqns:
-        if eqn.op in (RAGGED, RENAME) or isinstance(
-            eqn.op, Slice | AllGather | AllToAll | AllReduce | ReduceScatter | Permute
-        ):
+        if eqn.op in (RAGGED, RENAME) or _reshards(eqn):
             x, y = eqn.ins[0], eqn.outs[0]
             yield x, y, {a.name: b.name for a, b in zip(x.dims, y.dims, strict=True)}
 
@@ -118,7 +121,7 @@ class _Trim:
 
     def append(self, eqn: Eqn) -> None:
         self.eqns.append(eqn)
-        if isinstance(eqn.op, Slice | AllGather | AllToAll | Permute):
+        if _reshards(eqn) and not eqn.effect.reduces:
             self.origin[eqn.outs[0]] = self.origin.get(eqn.ins[0], eqn.ins[0])
         for v in eqn.outs:
             self.versions.setdefault(self.origin.get(v, v), []).append(v)

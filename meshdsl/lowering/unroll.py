@@ -18,7 +18,6 @@ from ..control.host import host_values
 from ..dims import Dim
 from ..ir import Eqn, Scan, Var, dce
 from ..ops.joining import INDEX, STACK
-from .collectives import AllGather, AllReduce, ReduceScatter
 from .program import Program
 
 LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the latency of one collective only
@@ -75,10 +74,7 @@ class _Unrolled:
     def reduces_rows(self, eqn: Eqn) -> bool:
         """True if to replace a collective on a stack by the same collective on each of its rows."""
         dim, rows = self.rows[eqn.ins[0]]
-        op: Any = eqn.op
-        if self.program.local_bytes(rows[0]) < self.large:
-            return False
-        return isinstance(op, AllReduce) or (isinstance(op, AllGather | ReduceScatter) and op.dim != dim.name)
+        return eqn.sends and dim.name not in eqn.effect.dims and self.program.local_bytes(rows[0]) >= self.large
 
     def by_row(self, eqn: Eqn) -> None:
         dim, rows = self.rows[eqn.ins[0]]

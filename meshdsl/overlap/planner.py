@@ -13,9 +13,7 @@ from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..errors.units import seconds
 from ..ir import Eqn
-from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
-from ..lowering.ragged import RaggedAllToAll
 from ..lowering.unroll import unroll
 from .combine import combine
 from .fences import fence, kernels_with_products
@@ -301,8 +299,8 @@ class Planner:
         """The dims of exchanged values that no input has and that the exchange neither splits nor joins."""
         of_inputs = {d.name for v in self.program.ins for d in v.dims}
         for eqn in (eqn for one in bodies(self.program) for eqn in one.eqns):
-            if isinstance(eqn.op, AllToAll | RaggedAllToAll):
-                moved = {eqn.op.dim, eqn.op.to}
+            if eqn.effect.exchanges:
+                moved = {eqn.effect.joins, eqn.effect.cuts}
                 yield from (d.name for d in eqn.ins[0].dims if d.name not in of_inputs | moved)
 
     def halves(self, mode: str) -> Iterator[tuple[str, Program]]:

@@ -8,9 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ..cost.machine import Machine
 from ..cost.network import Placement
 from ..ir import Eqn, Var
-from ..lowering.collectives import AllToAll
 from ..lowering.program import Program
-from ..lowering.ragged import RaggedAllToAll
 from .insertion import starts
 from .list_schedule import list_schedule
 from .split import Parts
@@ -21,7 +19,7 @@ STAGGER = (0.0, 0.5, 1.0, 2.0)  # delays of later parts to try, in units of a co
 
 def is_exchange(eqn: Eqn) -> bool:
     """True for an all_to_all of values; those of counts of filled slots are none."""
-    return isinstance(eqn.op, AllToAll | RaggedAllToAll) and eqn.outs[0].dtype.kind not in "iu"
+    return eqn.effect.exchanges and eqn.outs[0].dtype.kind not in "iu"
 
 
 def expert_ranges(eqns: Sequence[Eqn]) -> Iterator[list[Eqn]]:
@@ -94,7 +92,7 @@ def staggered(tasks: Tasks, part: Mapping[Eqn, int]) -> tuple[list[Task], float]
 
 def reductions_early(order: Sequence[Task]) -> list[Task]:
     """The order with every collective that is no all_to_all directly behind the last task that it reads."""
-    moved = {t for t in order if t.sends and not isinstance(t.eqn.op, AllToAll | RaggedAllToAll)}
+    moved = {t for t in order if t.sends and not t.eqn.effect.exchanges}
     place = {task: (k, k) for k, task in enumerate(order)}
     for k, task in enumerate(order):
         if task in moved:

@@ -24,7 +24,7 @@ from ..control.remat import BARRIER
 from ..dims import Dim
 from ..ir import Eqn, Op, Var
 from ..layouts import Sharding
-from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
+from ..lowering.collectives import AllToAll
 from ..lowering.partition.planner import Reshard
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -339,7 +339,7 @@ class SlotParts:
     def sent(self, eqn: Eqn, held: InSlots) -> bool:
         """Add a collective of a value in slots; an all_to_all between groups and experts sends the run of each part."""
         op = eqn.op.padded if isinstance(eqn.op, RaggedAllToAll) else eqn.op
-        if held.holder or not isinstance(op, AllToAll | AllGather | AllReduce | ReduceScatter | Slice):
+        if held.holder or isinstance(op, Op) or op.effect.moves:
             return False
         x, out = eqn.ins[0], eqn.outs[0]
         ragged = self.ragged(op, x, out, held) if isinstance(op, AllToAll) else None

@@ -22,8 +22,7 @@ from typing import Any, cast
 
 from ..dims import Dim, Shape
 from ..errors import MeshdslError
-from ..ir import Eqn, Op, Type, Var, dce
-from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
+from ..ir import Collective, Eqn, Op, Type, Var, dce
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -323,18 +322,14 @@ class Splitter:
             return None
         return (sent, before), (came, after)
 
-    def of_collective(self, op: Any, cut: Cut) -> Cut | None:
+    def of_collective(self, op: Collective, cut: Cut) -> Cut | None:
         """The cut of a collective's result, given its operand's cut; None if it cannot run in parts."""
-        if isinstance(op, AllReduce):
-            return cut
-        n = self.program.mesh.count(op.axes)
-        grows = isinstance(op, AllGather | AllToAll) and op.dim == cut.dim
-        shrinks = (isinstance(op, ReduceScatter | Slice) and op.dim == cut.dim) or (
-            isinstance(op, AllToAll) and op.to == cut.dim
-        )
-        if not isinstance(op, AllGather | AllToAll | ReduceScatter | Slice) or (shrinks and cut.chunks % n):
-            return None
-        return Cut(cut.dim, cut.chunks * n if grows else cut.chunks // n if shrinks else cut.chunks)
+        n, effect = self.program.mesh.count(op.axes), op.effect
+        if cut.dim == effect.joins:
+            return Cut(cut.dim, cut.chunks * n)
+        if cut.dim == effect.cuts:
+            return None if cut.chunks % n else Cut(cut.dim, cut.chunks // n)
+        return None if cut.dim in effect.moves else cut
 
     def of_operation(self, eqn: Eqn) -> _Plan | None:
         op = cast(Op, eqn.op)

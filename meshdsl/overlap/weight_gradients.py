@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..lowering.collectives import AllToAll
-from ..lowering.ragged import RaggedAllToAll
 from ..targets.fusion import Send
 from .tasks import Task, Tasks
 
@@ -27,7 +25,7 @@ def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
 
 
 def _exchanges(tasks: Tasks) -> list[Task]:
-    return [task for task in tasks.all if task.sends and isinstance(task.eqn.op, AllToAll | RaggedAllToAll)]
+    return [task for task in tasks.all if task.sends and task.eqn.effect.exchanges]
 
 
 def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:

@@ -14,7 +14,7 @@ from .gpu import GPU
 from .target import MemoryRules, Target
 from .tpu import TPU
 
-__all__ = ["FUSED", "TARGETS", "MemoryRules", "Target", "target_for", "target_named", "target_of"]
+__all__ = ["FUSED", "TARGETS", "MemoryRules", "Target", "device_words", "target_for", "target_named", "target_of"]
 
 TARGETS = (TPU, GPU, CPU)
 FUSED = {kernel.name: kernel for target in TARGETS for kernel in target.kernels}
@@ -29,9 +29,14 @@ def target_named(platform: str) -> Target:
     return next((target for target in TARGETS if target.name == platform), Target(platform))
 
 
+def device_words() -> list[str]:
+    """What a machine file may call one device."""
+    return [word for target in TARGETS for word in target.devices]
+
+
 def target_for(device: str) -> Target:
-    """The target of a machine, by its file's word for one device; one that no target lists is a CPU."""
-    return next((target for target in TARGETS if device in target.devices), CPU)
+    """The target of a machine, by its file's word for one device."""
+    return next(target for target in TARGETS if device in target.devices)
 
 
 def target_of(devices: Iterable[Any]) -> Target:

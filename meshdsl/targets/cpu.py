@@ -5,4 +5,5 @@ from __future__ import annotations
 from ..lowering.emit import Emission
 from .target import MemoryRules, Target
 
-CPU = Target("cpu", emission=Emission(ragged=False), memory=MemoryRules(in_place=False))  # no ragged exchange in JAX
+NO_RAGGED = Emission(ragged=False)  # JAX has no ragged exchange there
+CPU = Target("cpu", devices=("CPU",), emission=NO_RAGGED, memory=MemoryRules(in_place=False))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from meshdsl.cost.ledger import ledger
 from meshdsl.cost.profile import Form, KernelProfile, Point, load_profile
 from meshdsl.lowering.program import Program
 from meshdsl.targets.fusion import Kernel
+from meshdsl.tools.cli import main
 from meshdsl.tools.compilers.bench import BenchPlan
 from meshdsl.tools.compilers.profiler import measure
 
@@ -80,7 +82,7 @@ def test_measured_kernels_replace_the_roofline() -> None:
     specs = {"w": md.spec("io:64 hidden:32")}, md.spec("batch:64 io:64")
     compiled = md.compile(step, "rows:2", "batch:rows")
     said: list[str] = []
-    profile = measure([compiled.program(*specs)], TINY, said.append)
+    profile = reduce(KernelProfile.merged, measure([compiled.program(*specs)], TINY, said.append))
     assert said and profile.platform == "cpu" and sum(map(len, profile.kernels.values())) >= 3
     chip = md.machine("tpu-v5e")
     slow = dataclasses.replace(profile, kernels={text: tuple(dataclasses.replace(p, seconds=1.0) for p in points)
@@ -99,9 +101,23 @@ def test_measured_kernels_replace_the_roofline() -> None:
 def test_measured_products_grow_with_their_size() -> None:
     step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:1", "batch:rows")
     programs = [step.program(md.spec(f"batch:{n} io:256"), md.spec("io:256 hidden:256")) for n in (8, 512)]
-    (points,) = measure(programs, TINY, lambda _: None).kernels.values()
+    (points,) = reduce(KernelProfile.merged, measure(programs, TINY, lambda _: None)).kernels.values()
     small, large = sorted(points, key=lambda point: point.work)
     assert large.seconds > 4 * small.seconds  # 64 times the work: nothing is hoisted out of the loop
+
+
+def test_a_profile_that_is_stopped_keeps_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, rounds = tmp_path / "profile.toml", iter((1e-3, 2e-3))
+
+    def measured(*_: object) -> float:
+        try:
+            return next(rounds)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("meshdsl.tools.compilers.profiler.per_trip", measured)
+    assert main(["doctor", "--profile", "models/mlp.py:mlp", "--mesh", "rows:1", "--quick", "--out", str(out)]) == 130
+    assert sorted(p.seconds for each in load_profile(out).kernels.values() for p in each) == [1e-3, 2e-3]
 
 
 def test_a_search_takes_no_profile() -> None:

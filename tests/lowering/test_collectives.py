@@ -300,6 +300,24 @@ def test_rules_refuse(before: Sharding, step: Step):
         step.step(before, Mesh("a:2 b:2 c:3"))
 
 
+@pytest.mark.parametrize("at", range(len(ROWS)), ids=lambda at: str(ROWS[at][1].step))
+def test_the_effect_is_what_the_definition_does(at: int):
+    """Blocks grow and shrink along the dims it names, and rows along every other dim can be sent one by one."""
+    mesh, (before, step) = ROWS[at]
+    effect, n = step.effect, mesh.count(step.axes)
+    blocks = per_device(blocks_for(mesh, before, np.int32, at), mesh, before)
+    results = step.simulate(blocks, SHAPE, before, mesh)
+    for axis, (dim, _) in enumerate((d.name, d.size) for d in SHAPE):
+        old, new = blocks[0].shape[axis], results[0].shape[axis]
+        assert new == (old * n if dim == effect.joins else old // n if dim == effect.cuts else old)
+        if dim not in effect.dims:
+            rows = [[x.take([i], axis) for x in blocks] for i in range(old)]
+            alone = zip(*(step.simulate(each, SHAPE, before, mesh) for each in rows), strict=True)
+            assert all(np.array_equal(np.concatenate(r, axis), x) for r, x in zip(alone, results, strict=True))
+    assert effect.reduces == (len(step.step(before, mesh).partial) < len(before.partial))
+    assert {dim for dim, _, _ in getattr(step, "moves", ())} == set(effect.moves)
+
+
 def test_text():
     """Plans read as sentences."""
     assert [str(step) for _, (_, step) in ROWS[:12:3]] == [

@@ -19,7 +19,7 @@ from jax import lax
 
 from ...backend import varying
 from ...dims import Dim, Shape
-from ...ir import Because, Blocks, Cause, CollectiveDefaults, Eqn, Pairs, Var
+from ...ir import Because, BlockEffect, Blocks, Cause, CollectiveDefaults, Eqn, Pairs, Var
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.index_map import PLACE, ROWS, IndexMap, PlaceTable, replaced, shift_of
@@ -43,6 +43,10 @@ class Exchange(CollectiveDefaults):
 
     def __str__(self) -> str:
         return f"permute {self.dim} over {','.join(self.axes)}"
+
+    @property
+    def effect(self) -> BlockEffect:
+        return BlockEffect(moves=(self.dim,))
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         """The sharding does not change."""

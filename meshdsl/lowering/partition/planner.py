@@ -78,8 +78,8 @@ class Reshard(NamedTuple):
 
 def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> int:
     """The time of a step whose operand has so many bytes; an integer, so that sums are exact."""
-    n = mesh.count(step.axes) if isinstance(step, AllGather | AllToAll) else 1
-    return round(1e12 * seconds(step.name, step.axes, n * local_bytes)) if step.sends else 0
+    n = mesh.count(step.axes) if step.effect.joins else 1
+    return round(1e12 * seconds(step.timed_as, step.axes, n * local_bytes)) if step.sends else 0
 
 
 def _sizes(shape: Shape, extents: Extents) -> Sizes:

@@ -18,7 +18,7 @@ from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.masking import MASK, identity
 from ...trace import FULL
-from ..collectives import AllGather, AllToAll, Permute, Step
+from ..collectives import Step
 from .annotations import Annotation
 from .demand import Demand
 from .planner import Reshard, Seconds
@@ -169,15 +169,12 @@ class Scope:
     def _cause(self, step: Step, eqn: Eqn | Reader) -> Cause:
         if eqn.cause:  # a pass requested it and gives the reason
             return eqn.cause
-        match step:
-            case AllGather():
-                return Cause(Because.WHOLE, str(eqn.op), (step.dim,))
-            case AllToAll():
-                return Cause(Because.RESPLIT, str(eqn.op), (step.dim, step.to))
-            case Permute():
-                return Cause(Because.OTHER_ORDER, str(eqn.op))
-            case _:
-                return Cause(Because.READ, str(eqn.op))
+        effect = step.effect
+        if effect.exchanges:
+            return Cause(Because.RESPLIT, str(eqn.op), effect.dims)
+        if effect.joins is not None:
+            return Cause(Because.WHOLE, str(eqn.op), effect.dims)
+        return Cause(Because.OTHER_ORDER if effect.moves else Because.READ, str(eqn.op))
 
     def _materialized(self, v: Var, target: Sharding) -> Var:
         if target.partial and not self.is_zero(v):

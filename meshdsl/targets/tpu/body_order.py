@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...ir import Eqn, Fuses, Graph, Scan, Var, While
-from ...lowering.collectives import AllReduce, ReduceScatter
 from ..fusion import Kernel, Send, Step
 from ..scores import kind
 
@@ -31,7 +30,7 @@ def _recomputes_sums(body: Graph, carry: Sequence[Var]) -> bool:
     for eqn in body.eqns:
         if not dependent.isdisjoint(eqn.ins):
             dependent.update(eqn.outs)
-        elif isinstance(eqn.op, AllReduce | ReduceScatter):
+        elif eqn.effect.reduces:
             return True
     return False
 

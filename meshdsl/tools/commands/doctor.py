@@ -170,7 +170,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Measure every kernel of the step, and of the step under each overlap plan; extend or write the profile."""
+    """Measure every kernel of the step, and of the step under each overlap plan; extend or write the profile.
+
+    The file has every kernel that is measured, also where the command is stopped before the last one.
+    """
     import jax
 
     from ...cost.report.files import write_text
@@ -182,14 +185,15 @@ def profile(options: argparse.Namespace) -> int:
     overlaps, options.overlap = options.overlap, None
     workload, plan = workload_and_plan(options)
     _devices(plan.mesh)
-    before = _existing(target, jax.devices()[0], jax.__version__)
+    merged = _existing(target, jax.devices()[0], jax.__version__)
     programs = list(_programs(options, workload, plan, overlaps))
-    measured = measure(
-        programs, QUICK if options.quick else BenchPlan(), lambda text: print(text, file=sys.stderr, flush=True)
-    )
-    merged = measured if before is None else before.merged(measured)
+    bench = QUICK if options.quick else BenchPlan()
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, merged.to_toml())
+    for measured in measure(programs, bench, lambda text: print(text, file=sys.stderr, flush=True)):
+        merged = measured if merged is None else merged.merged(measured)
+        write_text(target, merged.to_toml())
+    if merged is None:
+        raise UsageError("no kernel of this step takes long enough to be measured; take larger sizes with --set")
     counts = {"forms": len(merged.kernels), "kernels": sum(map(len, merged.kernels.values()))}
     record = {"command": "doctor", "profile": str(target), "device": merged.device, **counts}
     answer(options, record, f"{merged}\nwritten to {target}")

@@ -36,8 +36,8 @@ from .bench import BenchPlan, median_of_runs, per_trip
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
 
 
-def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], None]) -> KernelProfile:
-    """A profile of all kernels of these programs that read something.
+def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], None]) -> Iterator[KernelProfile]:
+    """The profile of each kernel of these programs that reads something, as soon as it is measured.
 
     `say` is called with a line of text before each kernel. Requires as many CPU devices as the mesh has, or any other
     device.
@@ -46,16 +46,14 @@ def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], N
     for program in programs:
         for kernel, work in _kernels(program):
             kernels.setdefault(form_of(kernel, program), (kernel, program, work))
-    points_of: dict[str, list[Point]] = {}
+    device = jax.devices()[0]
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     for number, (form, (kernel, program, work)) in enumerate(kernels.items(), 1):
         say(f"{number} of {len(kernels)}: {form.text[:100]} {form.sizes[:8]}")
         seconds = per_trip(_loop(*_runnable(kernel, program), plan.rounds), plan)
         if seconds >= SHORTEST:
-            points_of.setdefault(form.text, []).append(Point(form.sizes, work, seconds))
-    device = jax.devices()[0]
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    points = {text: tuple(each) for text, each in points_of.items()}
-    return KernelProfile(device.device_kind, device.platform, jax.__version__, today, plan.rounds, points)
+            points = {form.text: (Point(form.sizes, work, seconds),)}
+            yield KernelProfile(device.device_kind, device.platform, jax.__version__, today, plan.rounds, points)
 
 
 def _kernels(program: Program) -> Iterator[tuple[Kernel, float]]:
