@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -12,6 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported; subprocesses of tests inherit it
+# hundreds of processes import the package: the first one compiles its modules to bytecode for all of them
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Tests compile thousands of small programs and run each once or twice, so XLA compiles quickly instead of well: this
 # takes a fifth of the CPU time of its defaults, which `make fuzz` uses.
