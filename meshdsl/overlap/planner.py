@@ -99,8 +99,8 @@ class Planner:
         """The plans of a mode, with their names."""
         if mode in ("ticks", "auto"):
             yield from self.ticks(mode)
-        if mode == "ticks":
-            return
+        if mode == "ticks" or (mode == "auto" and self.paired is not None and self.default_parts):
+            return  # unrolled ticks keep what every micro-batch saves, and the program grows with their number
         exchanges = self.exchanges_beside()
         if mode in ("dw", "auto") and (exchanges or mode == "dw"):
             self.need_exchanges(mode, exchanges)

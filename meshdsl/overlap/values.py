@@ -36,7 +36,7 @@ class Overlap:
       layer by layer in one loop, each beside the communication of the other, for different micro-batches;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
     - "auto": the fastest of these by the timeline ("partition" and "experts" are not tried: "lancet" and "halves" cut
-      more).
+      more); of a pipeline, "ticks", as the other modes unroll its ticks and then store what every micro-batch saves.
 
     `dim` defaults to the dim that passes through most of the program. `memory_limit` is in bytes per device (default:
     the machine's memory).

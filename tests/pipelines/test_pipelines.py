@@ -194,6 +194,13 @@ def test_in_ticks_with_one_loop_most_communication_is_hidden(remat: str):
     assert len([eqn for eqn in steady.body.eqns if eqn.scan is not None]) == 1 and program.schedules[0].late
 
 
+def test_auto_keeps_the_ticks_of_a_pipeline():
+    step = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, overlap="auto", machine="h100"))
+    scans = [eqn.scan.dim.name for eqn in step.program(*LLAMA.specs()).eqns if eqn.scan is not None]
+    assert {"fill", "steady", "drain"} <= set(scans)
+    assert [one.name for one in step.overlap.attempts] == ["none", "a loop for each pass", "one loop for both passes"]
+
+
 def test_in_ticks_with_a_loop_for_each_pass_messages_run_beside_the_other_pass():
     plan = md.Plan("stages:4", "layer:stages", microbatches=8, overlap="ticks", machine="h100")
     step = md.compile(LLAMA.train_step(), plan=plan)
