@@ -169,3 +169,11 @@ def test_cost_reads_the_program_of_the_machine() -> None:
     assert [str(r.program).count(" = barrier ") for r in (on_tpu, on_gpu)] == [1, 0]
     assert on_gpu.program is compiled.program(*types)
     assert on_tpu.peak_bytes == md.memory(tpu_program(on_gpu.program)).peak < on_gpu.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"), [("h100", True), ("h100:flash", True), ("h100:compiled", False), ("tpu-v5e", False)]
+)
+def test_times_of_pytorch_say_so_and_name_those_of_xla(machine: str, said: bool):
+    text = " ".join(report("data", machine).__str__().split())
+    assert ("are given by h100:compiled" in text) == said

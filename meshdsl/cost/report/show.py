@@ -13,6 +13,7 @@ from ...errors.units import number, percent, seconds, show_bytes
 from ...pipelines import Schedule
 from ..comm_groups import CommGroup, record_of
 from ..ledger import Line
+from ..machine import split_modes
 from ..timeline import Cost
 from .report import Report
 from .tables import WIDTH, bar, cut, line_of, table, wrapped
@@ -99,6 +100,11 @@ def _notes(report: Report) -> list[str]:
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
         notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
+    if report.machine.operation:
+        notes.append(
+            f"the times are those of PyTorch, which launches one operation at a time; those of XLA, which runs the "
+            f"programs of this library, are given by {split_modes(report.machine.name)[0]}:compiled"
+        )
     profile = report.machine.profile
     if profile is not None:
         notes += [str(profile), str(report.coverage)]
