@@ -22,7 +22,7 @@ from ..errors.markup import page_part
 from ..layouts import Sharding
 from .cause import NO_CAUSE, Cause
 from .collective import Collective
-from .op import Op, Params, Type
+from .op import Fuses, Op, Params, Type
 
 T = TypeVar("T")
 G = TypeVar("G", bound="Graph")
@@ -298,7 +298,7 @@ def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator
 def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
     """The floating-point operations of one equation without inner graphs; `sizes` gives the sizes of each value."""
     if eqn.operation.flops is None:
-        return float(sum(math.prod(sizes(v)) for v in eqn.outs))
+        return 0.0 if eqn.operation.fuses is Fuses.VIEW else float(sum(math.prod(sizes(v)) for v in eqn.outs))
     return _of_sizes(eqn, eqn.operation.flops, sizes)
 
 

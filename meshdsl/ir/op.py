@@ -130,7 +130,7 @@ class Op:
     # (*ins, new, **params) -> results, if some operands have the extra dim `new`, first; default: see `batching`
     vmap: Callable[..., Any] | None = None
     # (input sizes, output sizes[, shapes, dtypes of inputs], **params) -> floating-point operations on one device;
-    # default: one per element of the outputs; see `operations`
+    # default: none for a view, else one per element of the outputs; see `operations`
     flops: Callable[..., float] | None = None
     # as `flops` -> bytes on one device that the kernel needs besides its operands and results
     scratch: Callable[..., float] | None = None
