@@ -3,7 +3,7 @@
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
 from .clean import acts, cse, dce, silent
-from .collective import Blocks, Collective, CollectiveDefaults, Pairs
+from .collective import Blocks, Collective, CollectiveDefaults, Pairs, Start
 from .exact import exact
 from .graph import (
     Call,
@@ -26,6 +26,6 @@ from .verify import verify
 __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
     "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params", "Product", "Reduce", "Scan",
-    "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "operations",
+    "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "operations",
     "predicates", "scratch_bytes", "silent", "verify", "walk",
 ]  # fmt: skip

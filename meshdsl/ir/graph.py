@@ -21,7 +21,7 @@ from ..errors import NOWHERE, InternalError, Where
 from ..errors.markup import page_part
 from ..layouts import Sharding
 from .cause import NO_CAUSE, Cause
-from .collective import Collective
+from .collective import Collective, Start
 from .op import Fuses, Op, Params, Type
 
 T = TypeVar("T")
@@ -129,11 +129,11 @@ _FIELDS = ("op", "ins", "outs", "params", "where", "backward", "cause")  # of an
 class Eqn:
     """`outs = op(*ins, **params)`, with the user's source line.
 
-    `op` is a record from `ops`; in a program it may be a collective. Loops, branches and calls store their graphs in
-    the parameter `control`.
+    `op` is a record from `ops`; in a program it may be a collective, or the start of one. Loops, branches and calls
+    store their graphs in the parameter `control`.
     """
 
-    op: Op | Collective
+    op: Op | Collective | Start
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
     params: Params
@@ -144,7 +144,7 @@ class Eqn:
 
     def __init__(
         self,
-        op: Op | Collective,
+        op: Op | Collective | Start,
         ins: tuple[Var, ...],
         outs: tuple[Var, ...],
         params: Params | None = None,
@@ -161,7 +161,9 @@ class Eqn:
 
     @property
     def collective(self) -> Collective | None:
-        """The collective, or None if the equation is an operation."""
+        """The collective that an equation runs or starts; None if the equation is an operation."""
+        if isinstance(self.op, Start):
+            return self.op.collective
         return None if isinstance(self.op, Op) else self.op
 
     @property
