@@ -2,7 +2,7 @@
 
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
-from .clean import acts, cse, dce, silent
+from .clean import acts, cse, dce, rewritten, silent
 from .collective import Blocks, Collective, CollectiveDefaults, Pairs, Start
 from .exact import exact
 from .graph import (
@@ -27,5 +27,5 @@ __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
     "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params", "Product", "Reduce", "Scan",
     "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "operations",
-    "predicates", "scratch_bytes", "silent", "verify", "walk",
+    "predicates", "rewritten", "scratch_bytes", "silent", "verify", "walk",
 ]  # fmt: skip
