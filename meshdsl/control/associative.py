@@ -15,7 +15,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
-from ..ir import Labels, Op, Type
+from ..ir import Labels, Op, Type, only_named
 from ..ops.dtypes import cast
 from ..ops.index_map import replaced
 from ..ops.reductions import spread
@@ -95,8 +95,7 @@ def _kernel(c: Local, *xs: Any, f: Combine, dim: Dim, reverse: bool) -> list[Any
 
 def labels(types: Sequence[Type], f: Combine, *along: str) -> Labels:
     """Free dims, and those in `along`, may be split; others are gathered."""
-    cut = {*f.free, *along}
-    dims = tuple({d.name: d.name if d.name in cut else None for d in t.dims} for t in types)
+    dims = tuple(only_named(t.dims, {*f.free, *along}) for t in types)
     return Labels(dims, dims)
 
 
@@ -209,7 +208,7 @@ def trimmed_like(x: Any, row: Any) -> Any:
 def _join_rule(*ins: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool, axes: tuple[str, ...]) -> Labels:
     n = len(ins) // 2
     own = labels(ins[:n], f, dim.name).ins
-    others = tuple({d.name: d.name if d.name in f.free else None for d in t.dims} for t in ins[n:])
+    others = tuple(only_named(t.dims, f.free) for t in ins[n:])
     return Labels((*own, *others), own)
 
 

@@ -20,12 +20,12 @@ from .graph import (
     scratch_bytes,
     walk,
 )
-from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type
+from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type, named, only_named
 from .verify import verify
 
 __all__ = [
     "NO_CAUSE", "Because", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective", "CollectiveDefaults", "Cond",
     "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params", "Product", "Reduce", "Scan",
-    "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "operations",
-    "predicates", "rewritten", "scratch_bytes", "silent", "verify", "walk",
+    "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact", "format_graph", "named",
+    "only_named", "operations", "predicates", "rewritten", "scratch_bytes", "silent", "verify", "walk",
 ]  # fmt: skip

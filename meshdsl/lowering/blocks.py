@@ -74,7 +74,7 @@ BLOCK_PROD = Op(
     flops=lambda ins, outs, **_: float(math.prod(ins[0])),
     rule=lambda x, *, over, parts: Labels(
         ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.dims},),
-        ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
+        (named(_block_prod_shape(x, over, parts)),),
     ),
     fuses=Fuses.REDUCE,
     inside_blocks=True,
@@ -203,7 +203,7 @@ FILLED = Op(  # per block of `size` slots along a dim: how many of its slots are
     "filled",
     type=lambda counts, *, dim, parts, size, axes: Type((*counts.dims, parts), np.dtype(np.int32)),
     kernel=_filled,
-    rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
+    rule=lambda counts, *, dim, parts, size, axes: Labels((named(counts.dims),), (named((*counts.dims, parts)),)),
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
     inside_blocks=True,

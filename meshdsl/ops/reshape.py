@@ -14,7 +14,7 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show
 from ..errors import ShapeError
-from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
+from ..ir import Bounded, Fuses, Labels, Linear, Op, Type, named
 from ..trace import Tensor, as_tensor, bind1
 
 
@@ -65,7 +65,7 @@ def _rename_rule(x: Type, shape: Shape) -> Labels:
     """A renamed dim follows the layout's rule for its new name if both names have equal padding; others keep theirs."""
     new = {d.name: to.name for d, to in zip(x.dims, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
-    return Labels((new,), ({d.name: d.name for d in shape},), from_layout=fresh)
+    return Labels((new,), (named(shape),), from_layout=fresh)
 
 
 def rename(x: Any, **new: DimLike) -> Tensor:
