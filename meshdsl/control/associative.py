@@ -18,6 +18,7 @@ from ..errors import ShapeError
 from ..ir import Labels, Op, Type, only_named
 from ..ops.dtypes import cast
 from ..ops.index_map import replaced
+from ..ops.ordering import block_edges
 from ..ops.reductions import spread
 from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
@@ -145,19 +146,6 @@ BLOCK_SCAN = Op(
 )
 
 
-def _summary_kernel(c: Local, *xs: Any, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> list[Any]:
-    """The combination of a whole block: the element at the end of its scan."""
-    edges = []
-    for x, block, out in zip(xs, c.ins, c.outs, strict=True):
-        axis = block.position(dim)
-        if not block.sizes[axis]:
-            edges.append(c.xp.zeros(out.sizes, x.dtype))
-            continue
-        edge = 0 if reverse else block.sizes[axis] - 1
-        edges.append(x[(slice(None),) * axis + (slice(edge, edge + 1),)])
-    return edges
-
-
 def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> Labels:
     before = labels(xs, f, dim.name)
     after = tuple(
@@ -171,7 +159,7 @@ def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) ->
 BLOCK_SUMMARY = Op(
     "block_summary",
     type=lambda *xs, f, dim, parts, reverse: tuple(Type(replaced(x.dims, dim, parts), x.dtype) for x in xs),
-    kernel=_summary_kernel,
+    kernel=lambda c, *xs, f, dim, parts, reverse: block_edges(c, xs, dim, reverse),
     rule=_summary_rule,
     flops=lambda *_, **__: 0,
     inside_blocks=True,
