@@ -240,14 +240,7 @@ def associative_scan(f: Callable[[Any, Any], Any], xs: Any, over: DimLike, *, re
     for x in leaves[1:]:
         find(dim, x.dims)
     types = [Type(tuple(d for d in x.dims if d != dim), x.dtype) for x in leaves]
-    combine = combine_of(
-        f,
-        lambda y: leaves_of(y)[0],
-        lambda ys: tree.tree_unflatten(structure, ys),
-        types,
-        getattr(f, "__name__", type(f).__name__),
-    )
-    return tree.tree_unflatten(structure, _bound(combine, leaves, dim, reverse))
+    return tree.tree_unflatten(structure, _bound(combine_of(f, structure, types), leaves, dim, reverse))
 
 
 def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
