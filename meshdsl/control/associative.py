@@ -15,9 +15,10 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
-from ..ir import Labels, Op, Type
+from ..ir import Labels, Op, Type, only_named
 from ..ops.dtypes import cast
 from ..ops.index_map import replaced
+from ..ops.ordering import block_edges
 from ..ops.reductions import spread
 from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
@@ -95,8 +96,7 @@ def _kernel(c: Local, *xs: Any, f: Combine, dim: Dim, reverse: bool) -> list[Any
 
 def labels(types: Sequence[Type], f: Combine, *along: str) -> Labels:
     """Free dims, and those in `along`, may be split; others are gathered."""
-    cut = {*f.free, *along}
-    dims = tuple({d.name: d.name if d.name in cut else None for d in t.dims} for t in types)
+    dims = tuple(only_named(t.dims, {*f.free, *along}) for t in types)
     return Labels(dims, dims)
 
 
@@ -146,19 +146,6 @@ BLOCK_SCAN = Op(
 )
 
 
-def _summary_kernel(c: Local, *xs: Any, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> list[Any]:
-    """The combination of a whole block: the element at the end of its scan."""
-    edges = []
-    for x, block, out in zip(xs, c.ins, c.outs, strict=True):
-        axis = block.position(dim)
-        if not block.sizes[axis]:
-            edges.append(c.xp.zeros(out.sizes, x.dtype))
-            continue
-        edge = 0 if reverse else block.sizes[axis] - 1
-        edges.append(x[(slice(None),) * axis + (slice(edge, edge + 1),)])
-    return edges
-
-
 def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> Labels:
     before = labels(xs, f, dim.name)
     after = tuple(
@@ -172,7 +159,7 @@ def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) ->
 BLOCK_SUMMARY = Op(
     "block_summary",
     type=lambda *xs, f, dim, parts, reverse: tuple(Type(replaced(x.dims, dim, parts), x.dtype) for x in xs),
-    kernel=_summary_kernel,
+    kernel=lambda c, *xs, f, dim, parts, reverse: block_edges(c, xs, dim, reverse),
     rule=_summary_rule,
     flops=lambda *_, **__: 0,
     inside_blocks=True,
@@ -209,7 +196,7 @@ def trimmed_like(x: Any, row: Any) -> Any:
 def _join_rule(*ins: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool, axes: tuple[str, ...]) -> Labels:
     n = len(ins) // 2
     own = labels(ins[:n], f, dim.name).ins
-    others = tuple({d.name: d.name if d.name in f.free else None for d in t.dims} for t in ins[n:])
+    others = tuple(only_named(t.dims, f.free) for t in ins[n:])
     return Labels((*own, *others), own)
 
 
@@ -253,14 +240,7 @@ def associative_scan(f: Callable[[Any, Any], Any], xs: Any, over: DimLike, *, re
     for x in leaves[1:]:
         find(dim, x.dims)
     types = [Type(tuple(d for d in x.dims if d != dim), x.dtype) for x in leaves]
-    combine = combine_of(
-        f,
-        lambda y: leaves_of(y)[0],
-        lambda ys: tree.tree_unflatten(structure, ys),
-        types,
-        getattr(f, "__name__", type(f).__name__),
-    )
-    return tree.tree_unflatten(structure, _bound(combine, leaves, dim, reverse))
+    return tree.tree_unflatten(structure, _bound(combine_of(f, structure, types), leaves, dim, reverse))
 
 
 def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:

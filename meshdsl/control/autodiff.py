@@ -18,11 +18,13 @@ from ..ops.dtypes import cast, kind
 from ..ops.elementwise import add
 from ..ops.reductions import broadcast, sum
 from ..ops.reshape import transpose
-from ..trace import Tensor, as_tensor, bind, flatten, location, trace, tree
+from ..trace import Tensor, as_tensor, bind, location, trace, tree
+from .carry import leaves_of
 
 
-def _floating(t: Any) -> bool:
-    return kind(t.dtype) in "fc"
+def is_floating(x: Any) -> bool:
+    """True for a tensor or value that has a gradient: of floats or complex numbers."""
+    return kind(x.dtype) in "fc"
 
 
 def fit(ct: Tensor, primal: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ class _Tape:
     def __init__(self, graph: Graph, active: Sequence[bool], ins: Sequence[Tensor]):
         self.graph, self.active = graph, active
         self.env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
-        self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and _floating(v)}
+        self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and is_floating(v)}
         self.entries: list[tuple[Eqn, Any]] = []
 
     def run(self, eqn: Eqn, substitute: Callable[[Var, Tensor], Tensor]) -> None:
@@ -77,7 +79,7 @@ class _Tape:
         self.env.update((v, substitute(v, x)) for v, x in zip(eqn.outs, outs, strict=True))
         if depends:
             self.entries.append((eqn, residuals))
-            self.moving.update(v for v in eqn.outs if _floating(v))
+            self.moving.update(v for v in eqn.outs if is_floating(v))
 
     def backward(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Compute the cotangents of the inputs from those of the results; None for zero."""
@@ -137,9 +139,9 @@ def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var],
     that the forward half computes.
     """
     n = len(graph.ins)
-    floating = [_floating(v) for v in graph.outs]
+    floating = [is_floating(v) for v in graph.outs]
     cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
-    wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and _floating(v)]
+    wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and is_floating(v)]
     forward: set[Var] = set()
 
     def joint(*args: Tensor) -> list[Tensor]:
@@ -158,8 +160,7 @@ def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var],
 
 
 def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor], Any, list[bool]]:
-    leaves, structure = flatten(tuple(args))
-    tensors = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
+    tensors, structure = leaves_of(tuple(args))
     active = []
     for i, arg in enumerate(args):
         active += [i in argnums] * len(tree.tree_leaves(arg))
@@ -176,7 +177,7 @@ def _positions(argnums: Sequence[int], args: Sequence[Any]) -> list[int]:
 
 def _check_floating(tensors: Sequence[Tensor]) -> None:
     for x in tensors:
-        if not _floating(x):
+        if not is_floating(x):
             raise ShapeError(
                 f"a gradient with respect to {x.type} was asked for, and {x.dtype.name} has none\n"
                 "  pass what is not floating through another argument, or md.cast it"
@@ -229,7 +230,7 @@ def _loss_position(graph: Graph, structure: Any, has_aux: bool) -> int:
     if has_aux and not (isinstance(indices, tuple) and len(indices) == 2):
         raise ShapeError("with has_aux=True the function returns a pair (loss, aux)")
     loss = indices[0] if has_aux else indices
-    if not isinstance(loss, int) or graph.outs[loss].dims or not _floating(graph.outs[loss]):
+    if not isinstance(loss, int) or graph.outs[loss].dims or not is_floating(graph.outs[loss]):
         returned = repr(graph.outs[loss].type) if isinstance(loss, int) else f"a {type(loss).__name__}"
         way_out = "reduce it with md.mean or md.sum"
         if not isinstance(loss, int) and not has_aux:

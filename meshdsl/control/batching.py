@@ -16,7 +16,7 @@ from ..errors import InternalError, ShapeError, at, caller
 from ..ir import Call, Eqn, Graph, Type, Var, walk
 from ..ops.reductions import broadcast, spread
 from ..ops.reshape import transpose
-from ..trace import Tensor, bind, flatten, location, trace, tree
+from ..trace import Tensor, as_tensor, bind, flatten, location, trace, tree
 
 
 def batched(
@@ -101,6 +101,15 @@ def batched_function(f: Callable[..., Any], new: Dim) -> Callable[..., Any]:
         return tree.tree_unflatten(out, batched(graph, [*captures, *ins], new))
 
     return run
+
+
+def at_all_places(f: Callable[..., Any], new: Dim) -> Callable[..., Any]:
+    """`batched_function` whose results all have the dim `new`, first."""
+
+    def with_dim(y: Any) -> Tensor:
+        return spread([as_tensor(y)], new)[0]
+
+    return lambda *args: tree.tree_map(with_dim, batched_function(f, new)(*args))
 
 
 def _check_name(graph: Graph, new: Dim, captures: int) -> None:

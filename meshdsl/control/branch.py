@@ -20,13 +20,15 @@ from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
 
-def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
-    (p,) = control.test.outs
+def _check_predicate(name: str, p: Type) -> None:
     if p.dims or p.dtype.kind != "b":
         raise ShapeError(
-            f"the predicate of md.while_loop is one boolean without dims, got {p.type}; "
-            "compare, or reduce with md.any or md.all"
+            f"the predicate of {name} is one boolean without dims, got {p}; compare, or reduce with md.any or md.all"
         )
+
+
+def _while_type(*ins: Type, control: While) -> tuple[Type, ...]:
+    _check_predicate("md.while_loop", control.test.outs[0].type)
     return tuple(v.type for v in control.body.outs)
 
 
@@ -128,10 +130,7 @@ def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, 
 
 
 def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
-    if p.dims or p.dtype.kind != "b":
-        raise ShapeError(
-            f"the predicate of md.cond is one boolean without dims, got {p}; compare, or reduce with md.any or md.all"
-        )
+    _check_predicate("md.cond", p)
     return tuple(v.type for v in control.yes.outs)
 
 

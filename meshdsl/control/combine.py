@@ -9,11 +9,11 @@ from typing import Any
 from ..dims import Dim, Shape, names
 from ..errors import ShapeError, TraceError, at
 from ..ir import Call, Eqn, Type, walk
-from ..ops.reductions import broadcast
 from ..ops.reshape import transpose
-from ..trace import Tensor, trace
-from .batching import batched_function
+from ..trace import Tensor, trace, tree
+from .batching import at_all_places
 from .blockwise import run_on
+from .carry import leaves_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +38,7 @@ class Combine:
 
     def along(self, dim: Dim) -> Callable[..., Sequence[Tensor]]:
         """The function of tensors that have the scanned dim first, for all its places at once."""
-
-        def each(*xs: Tensor) -> list[Tensor]:
-            ys = batched_function(lambda *ins: list(self.flat(*ins)), dim)(*xs)
-            return [y if dim in y.dims else broadcast(y, (dim, *y.dims)) for y in ys]
-
-        return each
+        return at_all_places(lambda *ins: list(self.flat(*ins)), dim)
 
     def run(self, xp: Any, over: str, shapes: Sequence[Shape], a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         """Combine arrays whose first axis is the scanned dim; `shapes` are their other dims, in block sizes."""
@@ -62,12 +57,12 @@ def _check_element(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> None:
         )
 
 
-def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Sequence[Type], name: str) -> Combine:
-    """Trace the user's function on the types of one element, and check it."""
+def combine_of(f: Callable[..., Any], structure: Any, types: Sequence[Type]) -> Combine:
+    """Trace the user's function on the types of one element, a pytree of this structure, and check it."""
 
     def flat(*xs: Tensor) -> list[Tensor]:
         n = len(xs) // 2
-        ys = flatten(f(unflatten(xs[:n]), unflatten(xs[n:])))
+        ys, _ = leaves_of(f(*(tree.tree_unflatten(structure, part) for part in (xs[:n], xs[n:]))))
         _check_element(xs[:n], ys)
         return [transpose(y, names(x.dims)) for x, y in zip(xs, ys, strict=False)]
 
@@ -83,6 +78,7 @@ def combine_of(f: Callable[..., Any], flatten: Any, unflatten: Any, types: Seque
         raise at(problem, loops[0].where)
     dims = {d.name for t in types for d in t.dims}
     free = frozenset(name for name in dims if all(_passes(eqn, name) for eqn, _ in walk(graph)))
+    name = getattr(f, "__name__", type(f).__name__)
     return Combine(flat, name, free, free == dims, max(1, len(graph.eqns)))
 
 

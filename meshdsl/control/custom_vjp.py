@@ -9,8 +9,9 @@ from ..dims import Dim
 from ..errors import ShapeError, TraceError
 from ..ir import Call, Op, Var
 from ..ops.creation import zeros_like
-from ..trace import Tensor, as_tensor, bind, flatten, trace, tree
+from ..trace import Tensor, as_tensor, bind, trace, tree
 from .batching import batched_function, batched_graph
+from .carry import leaves_of
 
 
 def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,8 +27,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
     """
 
     def wrapped(*args: Any) -> Any:
-        leaves, structure = flatten(tuple(args))
-        xs = [x if isinstance(x, Tensor) else as_tensor(x) for x in leaves]
+        xs, structure = leaves_of(tuple(args))
 
         def flat(*xs: Tensor) -> Any:
             return f(*tree.tree_unflatten(structure, xs))

@@ -13,14 +13,10 @@ from typing import Any
 from ..errors import ShapeError, at, caller
 from ..ir import Graph
 from ..ops.creation import zeros_like
-from ..ops.dtypes import kind
 from ..ops.reshape import transpose
-from ..trace import Tensor, as_tensor, evaluate, flatten, location, trace, tree
-from .autodiff import pullback
-
-
-def _floating(x: Any) -> bool:
-    return kind(x.dtype) in "fc"
+from ..trace import Tensor, as_tensor, evaluate, location, trace, tree
+from .autodiff import is_floating, pullback
+from .carry import leaves_of
 
 
 def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
@@ -35,17 +31,16 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     structure of the arguments, with None for integers. `md.vmap(pull, over="row")` multiplies by many vectors. Raises
     `ShapeError` for a cotangent of another structure or other dims.
     """
-    leaves, structure = flatten(tuple(primals))
-    xs = [as_tensor(x) for x in leaves]
+    xs, structure = leaves_of(tuple(primals))
     graph, captures, out = trace(lambda *xs: f(*tree.tree_unflatten(structure, xs)), [x.type for x in xs])
-    active = [False] * len(captures) + [_floating(x) for x in xs]
+    active = [False] * len(captures) + [is_floating(x) for x in xs]
     ys, backward = pullback(graph, [*captures, *xs], active)
 
     def pull(ct: Any) -> tuple[Any, ...]:
         cts = _like(ct, ys, out, "cotangent", "md.vjp")
         with location(None, backward=True):
-            grads = backward([ct if _floating(y) else None for ct, y in zip(cts, ys, strict=True)])[len(captures) :]
-            cotangents = [zeros_like(x) if g is None and _floating(x) else g for x, g in zip(xs, grads, strict=True)]
+            grads = backward([ct if is_floating(y) else None for ct, y in zip(cts, ys, strict=True)])[len(captures) :]
+            cotangents = [zeros_like(x) if g is None and is_floating(x) else g for x, g in zip(xs, grads, strict=True)]
         return tree.tree_unflatten(structure, cotangents)
 
     return tree.tree_unflatten(out, ys), pull
@@ -59,7 +54,7 @@ def _like(values: Any, types: Sequence[Tensor], structure: Any, what: str, name:
         raise at(ShapeError(problem), caller())
     tensors: list[Tensor] = []
     for x, like in zip(leaves, types, strict=True):
-        if x is None or not _floating(like):
+        if x is None or not is_floating(like):
             tensors.append(zeros_like(like))
             continue
         x = x if isinstance(x, Tensor) else as_tensor(x, like.dtype)
@@ -80,17 +75,16 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     The tangent of an integer result is zero. `md.jvp(md.grad(loss), (x,), (v,))` is a product with the Hessian. Raises
     `ShapeError` for a tangent of another structure or other dims, and `TraceError` for an operation without a gradient.
     """
-    leaves, structure = flatten(tuple(primals))
-    xs = [as_tensor(x) for x in leaves]
+    xs, structure = leaves_of(tuple(primals))
     vs = _like(tuple(tangents), xs, structure, "tangent", "md.jvp")
     graph, captures, out = trace(lambda *xs: f(*tree.tree_unflatten(structure, xs)), [x.type for x in xs])
     n = len(captures)
-    active = [False] * n + [_floating(x) for x in xs]
+    active = [False] * n + [is_floating(x) for x in xs]
 
     def pushed(*ins: Tensor) -> list[Tensor]:
         values, directions = ins[: n + len(xs)], ins[n + len(xs) :]
         ys, backward = pullback(graph, values, active)
-        floating = [_floating(y) for y in ys]
+        floating = [is_floating(y) for y in ys]
         rows = _transposed(graph, backward, n, floating, active[n:])
         moved = iter(rows([v for v, on in zip(directions, active[n:], strict=True) if on]))
         return [*ys, *(next(moved) if on else zeros_like(y) for y, on in zip(ys, floating, strict=True))]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ..dims import Dim, DimLike, pick, show
+from ..dims import Dim, DimLike, pick
 from ..errors import ShapeError
 from ..ir import Type
 from ..ops.creation import zeros_like
-from ..params import Declared, ModelRun, running, running_model
-from ..params.stacked import declare, declared_inside, weights_of, without
+from ..params import Declared, ModelRun, running_model
+from ..params.stacked import declare, declared_inside, weights_of, with_slices, without
 from ..trace import Tensor, eval_shape, tree
 from .loops import scan
 from .remat import checkpoint
@@ -49,31 +48,17 @@ def layers(
         result = f(carry, row) if has_slices else f(carry)
         return result if collect else (result, None)
 
-    declared = _layer_declarations(run, dim, layer_step, x, xs)
+    declared, collected = _layer_declarations(run, dim, layer_step, x, xs)
     if run.values is None:
         declare(run, declared, "md.layers")
-        if not collect:
-            return x
-        slice_specs = without(dim, xs)
-        inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim))
-
-        def collect_slice(x: Any, row: Any) -> Any:
-            with running(inner):
-                return layer_step(x, row)[1]
-
-        return x, tree.tree_map(
-            lambda t: zeros_like(Type((dim, *t.dims), t.dtype)), eval_shape(collect_slice, x, slice_specs)
-        )
-    weights = weights_of(run, declared)
+        stacks = tree.tree_map(lambda t: zeros_like(Type((dim, *t.dims), t.dtype)), collected)
+        return (x, stacks) if collect else x
+    weights, apply = weights_of(run, declared), with_slices(run, dim, layer_step)
+    policy = remat if isinstance(remat, str) else "nothing"
 
     def step(carry: Any, layer_slices: tuple[Any, dict[str, Tensor]]) -> Any:
-        def apply(carry: Any, row: Any, slices: dict[str, Tensor]) -> Any:
-            inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim), slices=slices)
-            with running(inner):
-                return layer_step(carry, row)
-
-        policy = remat if isinstance(remat, str) else "nothing"
-        return (checkpoint(apply, policy) if remat else apply)(carry, *layer_slices)
+        row, slices = layer_slices
+        return (checkpoint(apply, policy) if remat else apply)(slices, carry, row)
 
     last, collected = scan(step, x, (xs, weights), over=dim)
     declare(run, declared, "md.layers")
@@ -82,18 +67,15 @@ def layers(
 
 def _layer_declarations(
     run: ModelRun, dim: Dim, layer_step: Callable[..., Any], x: Any, xs: Any
-) -> dict[str, Declared]:
-    """The declarations of one layer, with the layer dim first."""
+) -> tuple[dict[str, Declared], Any]:
+    """The declarations of one layer, with the layer dim first, and the types of what it collects."""
     before = tree.tree_leaves(eval_shape(lambda x: x, x))
-    declared, (after, _) = declared_inside(run, dim, layer_step, x, without(dim, xs))
+    declared, (after, collected) = declared_inside(run, dim, layer_step, x, without(dim, xs))
     after = tree.tree_leaves(after)
     if [(set(t.dims), t.dtype) for t in before] != [(set(t.dims), t.dtype) for t in after]:
         raise ShapeError(
-            f"a layer of md.layers changes the type of its input: {_types(before)} becomes {_types(after)}\n"
+            f"a layer of md.layers changes the type of its input: {', '.join(map(repr, before))} becomes "
+            f"{', '.join(map(repr, after))}\n"
             "  the result of one layer is the input of the next, so both must have the same dims and dtype"
         )
-    return declared
-
-
-def _types(types: list[Type]) -> str:
-    return ", ".join(f"{t.dtype.name}{show(t.dims)}" for t in types)
+    return declared, collected

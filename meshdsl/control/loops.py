@@ -49,11 +49,9 @@ def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
     forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on)
     n = len(control.body.outs)
     outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=_stackable(forward, n, control.dim)))
-    xs = ins[consts + carries :]
-    primals = [ins[i] for i in primal_inputs if i < consts] + [
-        xs[i - consts - carries] for i in primal_inputs if i >= consts
-    ]
-    return outs[:n], (backward, primal_inputs, wrt, primals, outs[n:])
+    held = [ins[i] for i in primal_inputs if i < consts]
+    rows = [ins[i] for i in primal_inputs if i >= consts]
+    return outs[:n], (backward, wrt, held, rows, list(outs[n:]))
 
 
 def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
@@ -81,41 +79,31 @@ def _renamed(x: Tensor, dims: Shape) -> Tensor:
 
 
 def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) -> list[Tensor | None]:
+    """Cotangents are numbered as the body's results and inputs are."""
     body, consts, carries = control.body, control.consts, control.carries
-    backward, primal_inputs, wrt, primals, saved = residuals
-    floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
+    backward, wrt, held, rows, saved = residuals
     types = _scan_type(control=control)
+    floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
     out_cts = {i: zeros_like(types[i]) if cts[i] is None else cts[i] for i in floating}
-    n_const_primals = sum(i < consts for i in primal_inputs)
-    const_wrt = [i for i in wrt if i < consts]
-    carry_wrt = [i for i in wrt if consts <= i < consts + carries]
-    carry_cts = [i for i in floating if i < carries]
-    y_cts = [i for i in floating if i >= carries]
-    n_xs = len(primal_inputs) - n_const_primals
+    n = len(held) + len(rows)
+    named = backward.ins[n : n + len(saved)]
 
-    def step(carry: tuple[list[Tensor], list[Tensor]], xs: list[Tensor]) -> Any:
-        carried_cts, sums = carry
-        by_out = dict(zip(carry_cts, carried_cts, strict=True)) | dict(zip(y_cts, xs[n_xs + len(saved) :], strict=True))
-        step_cts = [by_out[i] for i in floating]
-        named = backward.ins[len(primal_inputs) : len(primal_inputs) + len(saved)]
-        values = [_renamed(x, v.dims) for x, v in zip(xs[n_xs : n_xs + len(saved)], named, strict=True)]
-        outs = evaluate(backward, [*primals[:n_const_primals], *xs[:n_xs], *values, *step_cts])
-        by_in = dict(zip(wrt, outs, strict=True))
-        return (
-            [by_in[consts + i] for i in carry_cts],
-            [total + by_in[i] for total, i in zip(sums, const_wrt, strict=True)],
-        ), [by_in[i] for i in wrt if i >= consts + carries]
+    def step(carry: tuple[dict[int, Tensor], dict[int, Tensor]], xs: tuple[list[Tensor], list[Tensor], Any]) -> Any:
+        (later_cts, sums), (row, saved_row, own_cts) = carry, xs
+        values = [_renamed(x, v.dims) for x, v in zip(saved_row, named, strict=True)]
+        body_cts = later_cts | own_cts
+        in_cts = evaluate(backward, [*held, *row, *values, *(body_cts[i] for i in floating)])
+        by_in = dict(zip(wrt, in_cts, strict=True))
+        first_cts = {i: by_in[consts + i] for i in later_cts}
+        sums = {i: total + by_in[i] for i, total in sums.items()}
+        return (first_cts, sums), {i: ct for i, ct in by_in.items() if i >= consts + carries}
 
-    init = ([out_cts[i] for i in carry_cts], [zeros_like(body.ins[i].type) for i in const_wrt])
-    (carried_cts, sums), x_cts = scan(
-        step,
-        init,
-        [*primals[n_const_primals:], *saved, *(out_cts[i] for i in y_cts)],
-        over=control.dim,
-        reverse=not control.reverse,
-    )
-    by_input = dict(zip(carry_wrt, carried_cts, strict=True)) | dict(zip(const_wrt, sums, strict=True))
-    by_input |= dict(zip([i for i in wrt if i >= consts + carries], x_cts, strict=True))
+    last_cts = {i: ct for i, ct in out_cts.items() if i < carries}
+    row_cts = {i: ct for i, ct in out_cts.items() if i >= carries}
+    zeros = {i: zeros_like(body.ins[i].type) for i in wrt if i < consts}
+    stacks = (rows, saved, row_cts)
+    (first_cts, sums), x_cts = scan(step, (last_cts, zeros), stacks, over=control.dim, reverse=not control.reverse)
+    by_input = {consts + i: ct for i, ct in first_cts.items()} | sums | x_cts
     return [by_input.get(i) for i in range(len(body.ins))]
 
 

@@ -19,7 +19,6 @@ BARRIER = Op(
     kernel=lambda c, x: c.xp.barrier(x),
     vjp=lambda ct, x: (ct,),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
     effects=True,
     fuses=Fuses.VIEW,
 )
@@ -31,7 +30,6 @@ NAME = Op(
     kernel=lambda c, x, *, name: x,
     vjp=lambda ct, x: (ct,),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
 )
 KEEP = Op(  # partitioning selects `stored` if recomputing the value would send data, else `recomputed`
@@ -41,7 +39,6 @@ KEEP = Op(  # partitioning selects `stored` if recomputing the value would send 
     vjp=lambda ct, stored, recomputed: (None, ct),
     vmap=lambda *ins, new: bind1(KEEP, *spread(ins, new)),
     linear=Linear.SECOND,
-    flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
 )
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from ..dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
 from ..errors import ShapeError
-from ..ops.reductions import broadcast
-from ..params import current_run, running
-from ..params.stacked import declare, declared_inside, weights_of, without
-from ..trace import Tensor, as_tensor, flatten, tree
-from .batching import batched_function
+from ..params import current_run
+from ..params.stacked import declare, declared_inside, weights_of, with_slices, without
+from ..trace import Tensor, flatten
+from .batching import at_all_places
 
 
 def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
@@ -45,8 +43,7 @@ def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
     def vectorised(*args: Any) -> Any:
         dim = _dim(items[0], args)
         run = current_run()
-        result = batched_function(inner, dim)(*args) if run is None else _with_parameters(inner, dim, args)
-        return tree.tree_map(lambda x: _with_dim(x, dim), result)
+        return at_all_places(inner, dim)(*args) if run is None else _with_parameters(inner, dim, args)
 
     return vectorised
 
@@ -68,22 +65,11 @@ def _dim(over: DimLike, args: Any) -> Dim:
     return pick(over, known.values(), new=True)[0]
 
 
-def _with_dim(x: Any, dim: Dim) -> Tensor:
-    x = as_tensor(x)
-    return x if dim in x.dims else broadcast(x, (dim, *x.dims))
-
-
 def _with_parameters(f: Callable[..., Any], dim: Dim, args: tuple[Any, ...]) -> Any:
     """Inside a model: each parameter that f creates has the dim too, and f sees one place of it."""
     run = current_run()
     assert run is not None
     declared, _ = declared_inside(run, dim, f, *without(dim, args))
-
-    def apply(slices: dict[str, Tensor], *args: Any) -> Any:
-        inner = dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim), slices=slices)
-        with running(inner):
-            return f(*args)
-
-    result = batched_function(apply, dim)(weights_of(run, declared), *args)
+    result = at_all_places(with_slices(run, dim, f), dim)(weights_of(run, declared), *args)
     declare(run, declared, "md.vmap")
     return result

@@ -9,6 +9,7 @@ the backward pass: every value with exactly these dims is scores, their gradient
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..backend.attention import BLOCKWISE, AttentionKernel, Case
 from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
@@ -18,6 +19,7 @@ from ..ops.attention.blocks import wide_dtype
 from ..ops.attention.records import ATTENTION_GRAD
 from ..targets import Target
 from ..targets.attention import case_of, choose, is_attention
+from ..targets.scores import names
 
 # FLOPs of a fused attention kernel over those of the plain formula: half of the pairs, since a causal kernel skips the
 # masked ones, and seven products in forward and backward pass for six, since it computes the scores again
@@ -68,13 +70,11 @@ def is_scores(program: Program, v: Var) -> bool:
     >>> [is_scores(program, v) for v in (*program.ins, *program.outs)]
     [False, False, True]
     """
-    score_dims: frozenset[frozenset[str]] | None = program.__dict__.get("_score_dims")  # cached: asked for every value
-    if score_dims is None:
-        score_dims = _score_dims(program)
-        object.__setattr__(program, "_score_dims", score_dims)
-    return bool(score_dims) and _names(v) in score_dims
+    score_dims = _score_dims(program)
+    return bool(score_dims) and names(v) in score_dims
 
 
+@lru_cache(maxsize=8)  # asked for every value
 def _score_dims(program: Program) -> frozenset[frozenset[str]]:
     products: set[frozenset[str]] = set()
     softmax: set[frozenset[str]] = set()
@@ -84,14 +84,10 @@ def _score_dims(program: Program) -> frozenset[frozenset[str]]:
             continue
         (out, *_) = eqn.outs
         if eqn.op.product is Product.MATMUL and len(eqn.ins) == 2:
-            if frozenset.intersection(*map(_names, (*eqn.ins, out))):  # batched: queries by keys, not rows by weights
-                products.add(_names(out))
+            if frozenset.intersection(*map(names, (*eqn.ins, out))):  # batched: queries by keys, not rows by weights
+                products.add(names(out))
         elif eqn.op.transcendental:
             exponentials.add(out)
         elif eqn.op.fuses is Fuses.REDUCE:
-            softmax.update(_names(v) for v in eqn.ins if v in exponentials)
+            softmax.update(names(v) for v in eqn.ins if v in exponentials)
     return frozenset(products & softmax)
-
-
-def _names(v: Var) -> frozenset[str]:
-    return frozenset(d.name for d in v.dims)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors.units import show_bytes
-from ..lowering.program import CollectiveRecord
 from .ledger import Line
 from .timeline import Cost
 
@@ -28,12 +27,12 @@ class CommGroup:
     @property
     def bytes(self) -> int:
         """Bytes in one step: for each collective, the larger of one device's operand and result."""
-        return round(sum(record_of(cost.line).bytes * cost.line.trips for cost in self.costs))
+        return round(sum(cost.line.record.bytes * cost.line.trips for cost in self.costs))
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that one device sends in one step."""
-        return round(sum(record_of(cost.line).wire_bytes * cost.line.trips for cost in self.costs))
+        return round(sum(cost.line.record.wire_bytes * cost.line.trips for cost in self.costs))
 
     @property
     def seconds(self) -> float:
@@ -53,7 +52,7 @@ class CommGroup:
     @property
     def sizes(self) -> str:
         """Bytes of each collective: "1.05 MB", or smallest to largest; "at most ..." for a ragged exchange."""
-        each = sorted({(record.bytes, record.size) for record in (record_of(cost.line) for cost in self.costs)})
+        each = sorted({(record.bytes, record.size) for record in (cost.line.record for cost in self.costs)})
         return each[0][1] if len(each) == 1 else f"{each[0][1]} to {show_bytes(each[-1][0])}"
 
     def __str__(self) -> str:
@@ -80,9 +79,3 @@ def dims_of(line: Line) -> tuple[str, ...]:
     op = line.eqn.op
     own = [name for name in (getattr(op, "dim", ""), getattr(op, "to", "")) if name]
     return line.cause.about or tuple(dict.fromkeys(own))
-
-
-def record_of(line: Line) -> CollectiveRecord:
-    """The record of a collective's line. The line must be a collective."""
-    assert line.collective is not None
-    return line.collective

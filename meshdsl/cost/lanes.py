@@ -134,8 +134,7 @@ class LaneSchedule:
     def record(self, step: Send) -> CollectiveRecord:
         """The record of a collective."""
         (line,) = self.ledger.of(step)
-        assert line.collective is not None
-        return line.collective
+        return line.record
 
     def items(
         self, steps: Sequence[Step], depth: int, makers: Mapping[Var, _Item]
@@ -170,7 +169,7 @@ class LaneSchedule:
             return _Item(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
         if isinstance(step, Send):
             (line,) = self.ledger.of(step)
-            record = self.record(step)
+            record = line.record
             n, kind = self.placement.mesh.count(record.axes), record.op.timed_as
             seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
             lane = lane_of(record.axes)
@@ -205,7 +204,11 @@ class LaneSchedule:
 
     def repeated(self, loop: LoopStep, depth: int) -> LaneSpan:
         """The span of a loop whose trips do not overlap."""
-        return _repeated(self.span(loop.body, depth + 1), loop.trips)
+        once = self.span(loop.body, depth + 1)
+        events = [replace(event, trips=event.trips * loop.trips) for event in once.events]
+        total = LaneSpan(once.seconds * loop.trips, events=events)
+        total.add(once, loop.trips)
+        return total
 
     def pipeline(self, loop: LoopStep, scan: Scan, depth: int) -> LaneSpan:
         """Time a loop whose trips overlap: schedule three trips and extrapolate to the rest."""
@@ -281,13 +284,6 @@ def _lane(item: _Item) -> str:
     if isinstance(item.step, Send):
         return lane_of(item.step.axes)
     return HOST if HOST in item.lanes else COMPUTE
-
-
-def _repeated(once: LaneSpan, trips: int) -> LaneSpan:
-    """The span of trips that do not overlap."""
-    total = LaneSpan(once.seconds * trips, events=[replace(event, trips=event.trips * trips) for event in once.events])
-    total.add(once, trips)
-    return total
 
 
 def _run(items: Sequence[_Item], slowdown: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,12 @@ class Line:
         if self.collective is not None:
             return self.collective.name
         return next((v.name for v in (*self.eqn.outs, *self.eqn.ins) if v.name), "")
+
+    @property
+    def record(self) -> CollectiveRecord:
+        """The record of a collective; the line must be one."""
+        assert self.collective is not None
+        return self.collective
 
     @property
     def where(self) -> Where:
@@ -129,16 +136,12 @@ class Ledger:
         """The lines of one kernel or collective, for one run; trips of an unrolled loop share a branch's steps."""
         return self._by_step.get(step, ())
 
-    @property
+    @cached_property
     def _by_step(self) -> dict[Step, tuple[Line, ...]]:
-        by_step = self.__dict__.get("_lines_by_step")
-        if by_step is None:
-            groups: dict[Step, dict[int, Line]] = {}
-            for line in self.lines:
-                groups.setdefault(line.step, {})[line.index] = line
-            by_step = {step: tuple(lines.values()) for step, lines in groups.items()}
-            object.__setattr__(self, "_lines_by_step", by_step)
-        return by_step
+        groups: dict[Step, dict[int, Line]] = {}
+        for line in self.lines:
+            groups.setdefault(line.step, {})[line.index] = line
+        return {step: tuple(lines.values()) for step, lines in groups.items()}
 
 
 def ledger(program: Program) -> Ledger:
@@ -153,9 +156,8 @@ def ledger(program: Program) -> Ledger:
     1536
     """
     check_deadline()
-    order = {eqn: i for i, eqn in enumerate(eqn for eqn, _ in walk(program))}
     top = steps(program)
-    lines = sorted(_lines(program, top, 1, False, order), key=lambda line: line.index)
+    lines = sorted(_lines(program, top, 1, False, _order(program)), key=lambda line: line.index)
     return Ledger(program, tuple(lines), top)
 
 
@@ -164,12 +166,20 @@ class LazyLedger(Ledger):
 
     def __init__(self, program: Program):
         super().__init__(program, (), steps(program))
-        object.__setattr__(self, "_order", {eqn: i for i, (eqn, _) in enumerate(walk(program))})
+
+    @cached_property
+    def _order(self) -> dict[Eqn, int]:
+        return _order(self.program)
 
     def of(self, step: Step) -> tuple[Line, ...]:
         """The lines of one kernel or collective, in program order."""
-        order: dict[Eqn, int] = self.__dict__["_order"]
-        return tuple(sorted(_lines(self.program, (step,), 1, False, order), key=lambda line: line.index))
+        lines = _lines(self.program, (step,), 1, False, self._order)
+        return tuple(sorted(lines, key=lambda line: line.index))
+
+
+def _order(program: Program) -> dict[Eqn, int]:
+    """The number of each equation, loop bodies included."""
+    return {eqn: i for i, (eqn, _) in enumerate(walk(program))}
 
 
 def _lines(

@@ -2,8 +2,8 @@
 
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
-from .clean import acts, cse, dce, silent
-from .collective import BlockEffect, Blocks, Collective, CollectiveDefaults, Pairs
+from .clean import acts, cse, dce, rewritten, silent
+from .collective import BlockEffect, Blocks, Collective, CollectiveDefaults, Pairs, Start
 from .exact import exact
 from .graph import (
     Call,
@@ -20,12 +20,13 @@ from .graph import (
     scratch_bytes,
     walk,
 )
-from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type
+from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type, named, only_named
 from .verify import verify
 
 __all__ = [
     "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
-    "Product", "Reduce", "Scan", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names", "exact",
-    "format_graph", "operations", "predicates", "scratch_bytes", "silent", "verify", "walk",
+    "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
+    "exact", "format_graph", "named", "only_named", "operations", "predicates", "rewritten", "scratch_bytes",
+    "silent", "verify", "walk",
 ]  # fmt: skip

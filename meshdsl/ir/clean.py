@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from weakref import WeakSet
 
 from .exact import exact
@@ -27,9 +27,14 @@ def silent(graph: G) -> G:
             renamed.update(zip(eqn.outs, ins, strict=False))  # what its last result says, nobody reads
         else:
             eqns.append((eqn.replace(ins=ins) if ins != eqn.ins else eqn).map_graphs(silent))
-    if len(eqns) == len(graph.eqns) and all(a is b for a, b in zip(eqns, graph.eqns, strict=True)):
-        return graph
     return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))
+
+
+def rewritten(graph: G, change: Callable[[Eqn, Mapping[Var, Eqn]], Sequence[Eqn]]) -> G:
+    """The graph with other equations in the place of each, bodies first; `change` also gets the producers of values."""
+    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+    bodies_changed = (eqn.map_graphs(lambda body: rewritten(body, change)) for eqn in graph.eqns)
+    return graph.replace(eqns=tuple(new for eqn in bodies_changed for new in change(eqn, producers)))
 
 
 _without_dead_code: WeakSet[Graph] = WeakSet()  # graphs that `dce` returned unchanged

@@ -129,3 +129,28 @@ class CollectiveDefaults:
     def pairs(self, mesh: Mesh) -> Pairs | None:
         """None: not a permutation."""
         return None
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a collective, whose result is available at its wait; see `lowering.asynchrony`.
+
+    >>> from meshdsl.lowering.collectives import AllReduce
+    >>> print(Start(AllReduce(("cols",))))
+    start all_reduce(sum) over cols
+    """
+
+    collective: Collective
+
+    def __str__(self) -> str:
+        return f"start {self.collective}"
+
+    @property
+    def name(self) -> str:
+        """The kind of collective."""
+        return self.collective.name
+
+    @property
+    def sends(self) -> bool:
+        """True if devices send data."""
+        return self.collective.sends

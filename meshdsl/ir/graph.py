@@ -21,8 +21,8 @@ from ..errors import NOWHERE, InternalError, Where
 from ..errors.markup import page_part
 from ..layouts import Sharding
 from .cause import NO_CAUSE, Cause
-from .collective import BlockEffect, Collective
-from .op import Op, Params, Type
+from .collective import BlockEffect, Collective, Start
+from .op import Fuses, Op, Params, Type
 
 T = TypeVar("T")
 G = TypeVar("G", bound="Graph")
@@ -129,11 +129,11 @@ _FIELDS = ("op", "ins", "outs", "params", "where", "backward", "cause")  # of an
 class Eqn:
     """`outs = op(*ins, **params)`, with the user's source line.
 
-    `op` is a record from `ops`; in a program it may be a collective. Loops, branches and calls store their graphs in
-    the parameter `control`.
+    `op` is a record from `ops`; in a program it may be a collective, or the start of one. Loops, branches and calls
+    store their graphs in the parameter `control`.
     """
 
-    op: Op | Collective
+    op: Op | Collective | Start
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
     params: Params
@@ -144,7 +144,7 @@ class Eqn:
 
     def __init__(
         self,
-        op: Op | Collective,
+        op: Op | Collective | Start,
         ins: tuple[Var, ...],
         outs: tuple[Var, ...],
         params: Params | None = None,
@@ -161,13 +161,16 @@ class Eqn:
 
     @property
     def collective(self) -> Collective | None:
-        """The collective, or None if the equation is an operation."""
+        """The collective that an equation runs or starts; None if the equation is an operation."""
+        if isinstance(self.op, Start):
+            return self.op.collective
         return None if isinstance(self.op, Op) else self.op
 
     @property
     def effect(self) -> BlockEffect:
         """What a collective does to the blocks; an operation does nothing to them."""
-        return BlockEffect() if isinstance(self.op, Op) else self.op.effect
+        collective = self.collective
+        return BlockEffect() if collective is None else collective.effect
 
     @property
     def sends(self) -> bool:
@@ -303,7 +306,7 @@ def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator
 def operations(eqn: Eqn, sizes: Callable[[Var], tuple[int, ...]]) -> float:
     """The floating-point operations of one equation without inner graphs; `sizes` gives the sizes of each value."""
     if eqn.operation.flops is None:
-        return float(sum(math.prod(sizes(v)) for v in eqn.outs))
+        return 0.0 if eqn.operation.fuses is Fuses.VIEW else float(sum(math.prod(sizes(v)) for v in eqn.outs))
     return _of_sizes(eqn, eqn.operation.flops, sizes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -56,6 +56,16 @@ class Labels:
     must_divide: frozenset[str] = frozenset()
     from_layout: frozenset[str] = frozenset()
     from_layout_if_ruled: frozenset[str] = frozenset()
+
+
+def named(shape: Shape, whole: Collection[str] = ()) -> dict[str, str | None]:
+    """The name of each dim as its label; None for the dims in `whole`."""
+    return {d.name: None if d.name in whole else d.name for d in shape}
+
+
+def only_named(shape: Shape, split: Collection[str] = ()) -> dict[str, str | None]:
+    """The name as label of the dims in `split`; None for the others."""
+    return {d.name: d.name if d.name in split else None for d in shape}
 
 
 class Linear(StrEnum):
@@ -130,7 +140,7 @@ class Op:
     # (*ins, new, **params) -> results, if some operands have the extra dim `new`, first; default: see `batching`
     vmap: Callable[..., Any] | None = None
     # (input sizes, output sizes[, shapes, dtypes of inputs], **params) -> floating-point operations on one device;
-    # default: one per element of the outputs; see `operations`
+    # default: none for a view, else one per element of the outputs; see `operations`
     flops: Callable[..., float] | None = None
     # as `flops` -> bytes on one device that the kernel needs besides its operands and results
     scratch: Callable[..., float] | None = None

@@ -17,7 +17,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
-from ..ir import Labels, Op, Reduce, Type
+from ..ir import Labels, Op, Reduce, Type, only_named
 from ..ops.dtypes import kind
 from ..ops.reshape import refill
 from ..trace import Tensor, bind
@@ -73,11 +73,7 @@ def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_:
 
 def _rule(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> Labels:
     cut = {*f.split, *f.contract}
-
-    def labels(shape: Shape) -> dict[str, str | None]:
-        return {d.name: d.name if d.name in cut else None for d in shape}
-
-    return Labels(tuple(labels(t.dims) for t in ins), tuple(map(labels, results)))
+    return Labels(tuple(only_named(t.dims, cut) for t in ins), tuple(only_named(shape, cut) for shape in results))
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Shape], dtypes: Sequence[Any], f: JaxFunction, **_: Any) -> float:

@@ -78,7 +78,7 @@ class JaxFunction:
     def traced(self, types: Sequence[Type]) -> Any:
         key = tuple(types)
         if key not in self.blocks:
-            structs = [jax.ShapeDtypeStruct(tuple(d.size for d in t.dims), t.dtype) for t in types]
+            structs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]
             self.blocks[key] = jax.make_jaxpr(self.flat)(*structs)
         return self.blocks[key]
 

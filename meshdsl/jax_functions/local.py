@@ -14,13 +14,12 @@ from typing import Any
 
 from ..backend import Local
 from ..control.autodiff import pullback
-from ..control.batching import batched_function
+from ..control.batching import at_all_places
 from ..control.blockwise import run_on
 from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at
-from ..ir import Call, Graph, Labels, Op, Reduce, Type, operations, walk
+from ..ir import Call, Graph, Labels, Op, Reduce, Type, only_named, operations, walk
 from ..ops.creation import zeros_like
-from ..ops.reductions import broadcast
 from ..ops.reshape import refill, transpose
 from ..trace import Tensor, as_tensor, bind1, trace
 from .apply import apply
@@ -45,9 +44,7 @@ def _traced(f: Function, types: Sequence[Type]) -> Graph:
     return graph
 
 
-def _type(
-    *ins: Type, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
-) -> Type:
+def _type(*ins: Type, f: Function, results: tuple[Shape, ...], **_: Any) -> Type:
     (y,), (result,) = _traced(f, ins).outs, results
     if y.dims != result:
         raise ShapeError(
@@ -58,16 +55,14 @@ def _type(
     return y.type
 
 
-def _kernel(
-    c: Local, *ins: Any, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
-) -> Any:
+def _kernel(c: Local, *ins: Any, f: Function, **_: Any) -> Any:
     xs, types = without_padding(c, ins)
     (y,) = run_on(c.xp, _traced(f, types), xs)
     return refill(c, y, c.outs[0])
 
 
 def _vjp(
-    ct: Tensor, *ins: Tensor, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
+    ct: Tensor, *ins: Tensor, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, **_: Any
 ) -> list[Tensor | None]:
     operand_dims = {d.name for x in ins for d in x.dims}
     whole = (*whole, *(d.name for d in results[0] if d.name not in operand_dims))
@@ -88,15 +83,9 @@ def _vjp(
     return [cotangent(i) for i in range(len(ins))]
 
 
-def _rule(
-    *ins: Type, f: Function, results: tuple[Shape, ...], whole: Sequence[str], key: object, follows: bool
-) -> Labels:
+def _rule(*ins: Type, results: tuple[Shape, ...], whole: Sequence[str], **_: Any) -> Labels:
     operand_dims = {d.name for t in ins for d in t.dims} - set(whole)
-
-    def labels(shape: Shape) -> dict[str, str | None]:
-        return {d.name: d.name if d.name in operand_dims else None for d in shape}
-
-    return Labels(tuple(labels(t.dims) for t in ins), (labels(results[0]),))
+    return Labels(tuple(only_named(t.dims, operand_dims) for t in ins), (only_named(results[0], operand_dims),))
 
 
 def _flops(ins: Any, outs: Any, *, shapes: Sequence[Any], dtypes: Sequence[Any], f: Function, **_: Any) -> float:
@@ -108,8 +97,7 @@ def _vmap(*ins: Tensor, new: Dim, f: Function, results: tuple[Shape, ...], **par
     @functools.wraps(f)
     def mapped(*blocks: Tensor) -> Tensor:
         block = next(d for x in blocks for d in x.dims if d.name == new.name)  # a device's part of the new dim
-        y = batched_function(f, block)(*blocks)
-        return y if block in y.dims else broadcast(y, (block, *y.dims))
+        return at_all_places(f, block)(*blocks)
 
     return bind1(LOCAL, *ins, f=mapped, results=tuple((new, *shape) for shape in results), **params)
 
@@ -169,8 +157,12 @@ def local(
     tensors = [as_tensor(x) for x in xs]
     operand_dims = merge([x.dims for x in tensors]).values()
     gathered = names(pick(whole, operand_dims))
-    if split is not None or names_of(contract):
-        return _jax_function(f, tensors, out, gathered, (split or (), contract), unchecked, flops)
+    if split is not None or split_items(contract):
+        mapped, summed = (names(pick(dims, operand_dims)) for dims in (split or (), contract))
+        twice = [name for name in mapped if name in (*summed, *gathered)] + [n for n in summed if n in gathered]
+        if twice:
+            raise ShapeError(f"md.local names {twice[0]!r} in two of whole=, split= and contract=\n  name it once")
+        return apply(f, tensors, out, (mapped, summed), unchecked, flops)
     if unchecked or flops is not None:
         raise ShapeError("unchecked= and flops= of md.local are for JAX functions: add split= or contract=")
     shape = pick(out, operand_dims, new=True)
@@ -183,24 +175,3 @@ def local(
         return transpose(y, names(shape))
 
     return bind1(LOCAL, *tensors, f=checked, results=(shape,), whole=gathered, key=object(), follows=False)
-
-
-def names_of(dims: DimsLike) -> list[Any]:
-    return list(split_items(dims))
-
-
-def _jax_function(
-    f: Callable[..., Any],
-    tensors: Sequence[Tensor],
-    out: Any,
-    whole: Sequence[str],
-    declared: tuple[DimsLike, DimsLike],
-    unchecked: bool,
-    flops: float | None,
-) -> Any:
-    operand_dims = list(merge([x.dims for x in tensors]).values())
-    split, contract = (names(pick(dims, operand_dims)) for dims in declared)
-    twice = [name for name in split if name in (*contract, *whole)] + [name for name in contract if name in whole]
-    if twice:
-        raise ShapeError(f"md.local names {twice[0]!r} in two of whole=, split= and contract=\n  name it once")
-    return apply(f, tensors, out, (split, contract), unchecked, flops)

@@ -13,84 +13,15 @@ dependency (`jax.lax.optimization_barrier`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from ..backend import varying
-from ..dims import Shape
 from ..errors import InternalError
-from ..ir import BlockEffect, Collective, Eqn, Fuses, Graph, Op, Pairs, Type
+from ..ir import Eqn, Fuses, Graph, Op, Start, Type
 from ..layouts import Mesh, Sharding
-from ..layouts.sharding import Axes
 from .casts import invariant
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start a collective. Only one `wait` may read the result, in the same body.
-
-    >>> from meshdsl.lowering.collectives import AllReduce
-    >>> print(Start(AllReduce(("cols",))))
-    start all_reduce(sum) over cols
-    """
-
-    collective: Collective
-
-    def __str__(self) -> str:
-        return f"start {self.collective}"
-
-    @property
-    def name(self) -> str:
-        return self.collective.name
-
-    @property
-    def sends(self) -> bool:
-        return self.collective.sends
-
-    @property
-    def axes(self) -> Axes:
-        return self.collective.axes
-
-    @property
-    def effect(self) -> BlockEffect:
-        return self.collective.effect
-
-    def step(self, before: Sharding, mesh: Mesh) -> Sharding:
-        return self.collective.step(before, mesh)
-
-    def bytes_sent(self, local_bytes: int, mesh: Mesh) -> int:
-        return self.collective.bytes_sent(local_bytes, mesh)
-
-    def wire_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        return self.collective.wire_dtype(dtype)
-
-    @property
-    def timed_as(self) -> str:
-        return self.collective.timed_as
-
-    @property
-    def share(self) -> float:
-        return self.collective.share
-
-    @property
-    def at_most(self) -> bool:
-        return self.collective.at_most
-
-    def pairs(self, mesh: Mesh) -> Pairs | None:
-        return self.collective.pairs(mesh)
-
-    def emit(self, x: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
-        return self.collective.emit(x, shape, before, mesh, *counts)
-
-    def simulate(self, blocks: Any, shape: Shape, before: Sharding, mesh: Mesh, *counts: Any) -> Any:
-        return self.collective.simulate(blocks, shape, before, mesh, *counts)
-
-
-def _no_flops(*_: Any, **__: Any) -> float:
-    return 0.0
 
 
 def _unchanged(eqn: Eqn) -> list[Sharding]:
@@ -101,7 +32,6 @@ WAIT = Op(
     "wait",
     type=lambda x: x,
     kernel=lambda c, x: x,
-    flops=_no_flops,
     fuses=Fuses.VIEW,
     effects=True,
     shardings=_unchanged,
@@ -110,7 +40,6 @@ FENCE = Op(
     "fence",
     type=lambda *xs: tuple(Type(x.dims, x.dtype) for x in xs),
     kernel=lambda c, *xs: list(xs),  # the NumPy kernel; see `emit_fence` for JAX
-    flops=_no_flops,
     fuses=Fuses.VIEW,
     effects=True,
     shardings=_unchanged,

@@ -15,40 +15,25 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Eqn, Fuses, Labels, Linear, Op, Type
+from ..ir import Eqn, Fuses, Labels, Linear, Op, Type, named
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label, replaced
+from ..ops.ordering import block_edges, running
 from ..ops.reshape import refill
 from ..trace import number
 
-
-def _flipped(c: Local, x: Any, axis: int, reverse: bool) -> Any:
-    return c.xp.flip(x, axis) if reverse else x
-
-
-def _block_cumsum(c: Local, x: Any, *, dim: Dim, reverse: bool) -> Any:
-    axis = c.ins[0].position(dim)
-    return _flipped(c, c.xp.cumsum(_flipped(c, x, axis, reverse), axis), axis, reverse).astype(x.dtype)
-
-
 BLOCK_CUMSUM = Op(
-    "block_cumsum", type=lambda x, *, dim, reverse: x, kernel=_block_cumsum, linear=Linear.JOINT, inside_blocks=True
+    "block_cumsum",
+    type=lambda x, *, dim, reverse: x,
+    kernel=lambda c, x, *, dim, reverse: running(c, x, c.ins[0].position(dim), reverse),
+    linear=Linear.JOINT,
+    inside_blocks=True,
 )
-
-
-def _block_total(c: Local, x: Any, *, dim: Dim, parts: Dim, reverse: bool) -> Any:
-    axis = c.ins[0].position(dim)
-    if not c.ins[0].sizes[axis]:
-        return c.xp.zeros(c.outs[0].sizes, x.dtype)
-    edge = 0 if reverse else c.ins[0].sizes[axis] - 1
-    return x[(slice(None),) * axis + (slice(edge, edge + 1),)]
-
-
 BLOCK_TOTAL = Op(
     "block_total",
     type=lambda x, *, dim, parts, reverse: Type(replaced(x.dims, dim, parts), x.dtype),
-    kernel=_block_total,
+    kernel=lambda c, x, *, dim, parts, reverse: block_edges(c, [x], dim, reverse)[0],
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
     rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.dims, dim, parts)),
@@ -74,7 +59,7 @@ BLOCK_PROD = Op(
     flops=lambda ins, outs, **_: float(math.prod(ins[0])),
     rule=lambda x, *, over, parts: Labels(
         ({d.name: dict(parts)[d].name if d in dict(parts) else None if d in over else d.name for d in x.dims},),
-        ({d.name: d.name for d in _block_prod_shape(x, over, parts)},),
+        (named(_block_prod_shape(x, over, parts)),),
     ),
     fuses=Fuses.REDUCE,
     inside_blocks=True,
@@ -171,7 +156,6 @@ RELABEL = Op(  # a row-major reshape of one device's block: merges several dims,
     type=lambda x, *, shape, label: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape, label: _relabel_kernel(c, x),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
     rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
     fuses=Fuses.VIEW,
     inside_blocks=True,
@@ -195,16 +179,11 @@ def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tup
     return c.xp.expand_dims(local_counts, -1)
 
 
-def _filled_rule(counts: Type, parts: Dim) -> Labels:
-    names: dict[str, str | None] = {d.name: d.name for d in counts.dims}
-    return Labels((names,), ({**names, parts.name: parts.name},))
-
-
 FILLED = Op(  # per block of `size` slots along a dim: how many of its slots are among the first `counts`
     "filled",
     type=lambda counts, *, dim, parts, size, axes: Type((*counts.dims, parts), np.dtype(np.int32)),
     kernel=_filled,
-    rule=lambda counts, *, dim, parts, size, axes: _filled_rule(counts, parts),
+    rule=lambda counts, *, dim, parts, size, axes: Labels((named(counts.dims),), (named((*counts.dims, parts)),)),
     flops=lambda *_, **__: 0,
     fuses=Fuses.MAP,
     inside_blocks=True,

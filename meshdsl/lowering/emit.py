@@ -107,7 +107,7 @@ def run_equations(
 
 def _results(program: Program, eqn: Eqn, xs: list[Any], emission: Emission) -> Sequence[Any]:
     if eqn.collective is not None:
-        source, op = eqn.ins[0], eqn.op.collective if isinstance(eqn.op, Start) else eqn.collective
+        source, op = eqn.ins[0], eqn.collective
         send = op.emit_padded if isinstance(op, RaggedAllToAll) and not emission.ragged else op.emit
         return [send(xs[0], source.dims, source.sharding, program.mesh, *xs[1:])]
     match eqn.control:

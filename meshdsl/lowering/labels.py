@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Eqn, Labels
+from ..ir import Eqn, Labels, named
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label
@@ -29,11 +28,7 @@ def labels_of(eqn: Eqn) -> Labels:
     if moves is not None:
         return one_label(moves.dims, types, moves.out, eqn.outs[0].dims)
     blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
-
-    def default(shape: Shape) -> dict[str, str | None]:
-        return {d.name: None if d.name in blocked else d.name for d in shape}
-
-    return Labels(tuple(default(v.dims) for v in eqn.ins), tuple(default(v.dims) for v in eqn.outs))
+    return Labels(tuple(named(v.dims, blocked) for v in eqn.ins), tuple(named(v.dims, blocked) for v in eqn.outs))
 
 
 def vanishing(labels: Labels) -> tuple[str, ...]:

@@ -17,11 +17,10 @@ from ..backend.attention import AttentionKernel
 from ..errors import Where
 from ..errors.markup import page_part
 from ..errors.units import show_bytes
-from ..ir import Because, Cause, Collective, Eqn, Graph, Var, While, format_graph, walk
+from ..ir import Because, Cause, Collective, Eqn, Graph, Start, Var, While, format_graph, walk
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
 from ..pipelines import Schedule
-from .asynchrony import Start
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -156,9 +155,9 @@ class Program(Graph):
             where=eqn.where,
             cause=eqn.cause,
             backward=eqn.backward,
-            op=op.collective if isinstance(op, Start) else op,
+            op=op,
             unbounded=unbounded,
-            asynchronous=isinstance(op, Start),
+            asynchronous=isinstance(eqn.op, Start),
         )
 
 

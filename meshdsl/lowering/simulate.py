@@ -54,14 +54,14 @@ def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     """Every device's block of a global array, with poisoned padding."""
     pads = [(0, program.extents.padded(d) - d.size) for d in v.dims]
     stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
-    blocks = []
-    for coords in coordinates(program.mesh):
-        slices = []
-        for d, size in zip(v.dims, program.local_shape(v), strict=True):
-            start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
-            slices.append(slice(start, start + size))
-        blocks.append(np.array(stored[tuple(slices)]))
-    return shared(blocks)
+    return shared([np.array(stored[_place(program, v, coords)]) for coords in coordinates(program.mesh)])
+
+
+def _place(program: Program, v: Var, coords: dict[str, int]) -> tuple[slice, ...]:
+    """The part of a value, with its padding, that a device stores."""
+    sizes = program.local_shape(v)
+    starts = [index_along(program.mesh, coords, v.sharding.axes(d)) * n for d, n in zip(v.dims, sizes, strict=True)]
+    return tuple(slice(start, start + n) for start, n in zip(starts, sizes, strict=True))
 
 
 def shared(blocks: Blocks) -> Blocks:
@@ -76,11 +76,7 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     written = np.zeros(stored.shape, bool)
     unpadded = tuple(slice(0, d.size) for d in v.dims)
     for coords, x in zip(coordinates(program.mesh), blocks, strict=True):
-        slices = []
-        for d, size in zip(v.dims, program.local_shape(v), strict=True):
-            start = index_along(program.mesh, coords, v.sharding.axes(d)) * size
-            slices.append(slice(start, start + size))
-        slices = tuple(slices)
+        slices = _place(program, v, coords)
         inside = np.zeros(stored.shape, bool)
         inside[unpadded] = True
         overlap = written[slices] & inside[slices]

@@ -31,14 +31,9 @@ def _einsum_type(*xs: Type, out: Shape, dtype: np.dtype) -> Type:
                 f"  the operands are {', '.join(show(x.dims) for x in xs)}\n"
                 f"  broadcast the result with md.broadcast, or give an operand the dim"
             )
-    if kind(dtype) in "fi" and any_complex(xs):
+    if kind(dtype) in "fi" and any(kind(x.dtype) == "c" for x in xs):
         raise ShapeError(f"einsum of complex numbers cannot be a {dtype.name}: the imaginary part would be lost")
     return Type(out, dtype)
-
-
-def any_complex(xs: Sequence[Type]) -> bool:
-    """True if any operand is complex."""
-    return any(kind(x.dtype) == "c" for x in xs)
 
 
 def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:

@@ -102,8 +102,8 @@ def _conv_kernel(
     slides = {k: str(i) for i, k in enumerate(kernel)}
     makes = {v.out_dim: str(i) for i, v in enumerate(window)}
     sizes = {d.name: n for d, n in zip((*w_dims, *x_dims), (*w.shape, *x.shape), strict=True)}
-    window_sizes = {v.out_dim: v.out_size(x.shape[c.ins[0].position(v.dim)]) for v in window}
-    stored = [window_sizes[d.name] if d.name in window_sizes else sizes[d.name] for d in out]
+    made = sizes | {v.out_dim: v.out_size(x.shape[c.ins[0].position(v.dim)]) for v in window}
+    stored = [made[d.name] for d in out]
     if 0 in (*x.shape, *w.shape, *stored):
         return c.xp.zeros(stored, dtype)
     for d in parts.group:
@@ -113,7 +113,7 @@ def _conv_kernel(
     to, names = _order(out, makes, {"N": parts.batch, "C": (*parts.group, *parts.features)})
     groups = math.prod(sizes[d.name] for d in parts.group)
     y = c.xp.conv(x, w, (lhs, rhs, to), [numeric(v) for v in window], groups, dtype).astype(dtype)
-    y = y.reshape([window_sizes[name] if name in window_sizes else sizes[name] for name in names])
+    y = y.reshape([made[name] for name in names])
     order = [names.index(d.name) for d in out]
     return y if order == sorted(order) else c.xp.transpose(y, order)
 
@@ -249,7 +249,10 @@ def conv(
         windows.append(padded(Window(d, name, size, strides[d], dilations[d], bases[d]), n, pads[d]))
     slid, kernel = tuple(windows), tuple(k for k, _ in roles.values())
     sum_dtype = as_dtype(dtype or x.dtype)
-    shape = _named_out(x.dims, w.dims, slid, kernel, out)
+    known, made = _dims_of(x.type, w.type, slid, kernel), {v.out_dim for v in slid}
+    # a dim that is slid over may be given as x's dim; it gets its new size
+    named = [d.name if isinstance(d, Dim) and d.name in made and d in x.dims else d for d in split_items(out)]
+    shape = pick(named, known.values(), what="output dim")
     _conv_type(x.type, w.type, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
 
     if not slid:
@@ -260,13 +263,3 @@ def conv(
 def _kernel_and_name(dim: DimLike, value: Any) -> tuple[str, str]:
     kernel, name = value if isinstance(value, tuple) else (value, dim)
     return name_of(kernel), name_of(name)
-
-
-def _named_out(x: Shape, w: Shape, window: tuple[Window, ...], kernel: tuple[str, ...], out: DimsLike) -> Shape:
-    """Resolve `out`. A dim that is slid over may be given as x's dim; it gets its new size."""
-    read = {v.dim: v.out_size(find(v.dim, x).size) for v in window}
-    window_dims = {v.out_dim: Dim(v.out_dim, read[v.dim]) for v in window}
-    rest = [d for d in x if d.name not in read] + [d for d in w if d.name not in kernel]
-    dims_by_name = {d.name: d for d in rest} | window_dims
-    requested = [d.name if isinstance(d, Dim) and d.name in window_dims and d in x else d for d in split_items(out)]
-    return pick(requested, dims_by_name.values(), what="output dim")

@@ -11,8 +11,9 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, find, show
 from ..errors import ShapeError
-from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type, named
 from ..trace import Tensor, as_tensor, bind1
+from .creation import zeros_like
 from .dtypes import cast, promote
 from .elementwise import maximum, minimum, where
 from .index_map import replaced
@@ -43,13 +44,13 @@ _DYNAMIC_SLICE = Op(
     "dynamic_slice",
     type=lambda x, start, *, dim, size: Type(replaced(x.dims, dim, Dim(dim.name, size)), x.dtype),
     kernel=_dynamic_slice_kernel,
-    vjp=lambda ct, x, start, dim: (dynamic_update_slice(_zeros(x), ct, dim, start), None),
+    vjp=lambda ct, x, start, dim: (dynamic_update_slice(zeros_like(x), ct, dim, start), None),
     vmap=lambda x, start, *, new, dim, size: _slice_vmap(x, start, new, dim, size),
     linear=Linear.FIRST,
     reduce=Reduce.SUM,
     rule=lambda x, start, *, dim, size: Labels(
         ({d.name: d.name if d != dim else None if x.dtype.kind == "b" else f"{dim.name}*" for d in x.dims}, {}),
-        ({d.name: None if d.name == dim.name else d.name for d in x.dims},),
+        (named(x.dims, [dim.name]),),
     ),
     flops=lambda *_, **__: 0,
     fuses=Fuses.PICK,
@@ -70,10 +71,6 @@ def _slice_vmap(x: Tensor, start: Tensor, new: Dim, dim: Dim, size: int) -> Tens
     return take(x, broadcast(_starts(start, dim.size - size), (new, part)) + iota(part), dim)
 
 
-def _zeros(x: Tensor) -> Tensor:
-    return broadcast(as_tensor(0, x.dtype), x.dims)
-
-
 def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
     """Take `size` elements of a dim from a traced `start`, which is clipped so that the slice is in range.
 
@@ -92,10 +89,6 @@ def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
     if start.dims or start.dtype.kind not in "iu":
         raise ShapeError(f"the start is an integer without dims, got {start.type}")
     return bind1(_DYNAMIC_SLICE, x, start, dim=d, size=int(size))
-
-
-def _named(x: Type) -> dict[str, str | None]:
-    return {d.name: d.name for d in x.dims}
 
 
 def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) -> Any:
@@ -119,7 +112,7 @@ def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) 
 
 def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) -> tuple[Any, ...]:
     part = find(dim.name, update.dims)
-    zeros = bind1(_DYNAMIC_UPDATE, ct, _zeros(update), start, dim=dim)
+    zeros = bind1(_DYNAMIC_UPDATE, ct, zeros_like(update), start, dim=dim)
     if not start.dims:
         return zeros, dynamic_slice(ct, dim, start, part.size), None
     places = broadcast(_starts(start, dim.size - part.size), (*start.dims, part))
@@ -143,7 +136,7 @@ _DYNAMIC_UPDATE = Op(
     vjp=_update_vjp,
     vmap=lambda x, update, start, *, new, dim: _update_vmap(x, update, start, new, dim),
     rule=lambda x, update, start, *, dim: Labels(
-        (_named(x), {d.name: None if d.name == dim.name else d.name for d in update.dims}, _named(start)), (_named(x),)
+        (named(x.dims), named(update.dims, [dim.name]), named(start.dims)), (named(x.dims),)
     ),
     linear=Linear.UPDATE,
     flops=lambda *_, **__: 0,

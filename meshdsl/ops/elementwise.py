@@ -315,13 +315,10 @@ def _integer_power(x: Tensor, n: int) -> Tensor:
 def _where_type(c: Type, a: Type, b: Type) -> Type:
     if c.dtype != _BOOL:
         raise ShapeError(f"md.where needs a boolean condition, got {c.dtype.name}; compare first, for example c != 0")
-    return Type(broadcast_shape(c, a, b), _same_kind(a, b))
-
-
-def _same_kind(a: Type, b: Type) -> np.dtype:
+    shape = broadcast_shape(c, a, b)
     if a.dtype != b.dtype:
         raise ShapeError(f"the branches have different dtypes, {a.dtype.name} and {b.dtype.name}")
-    return a.dtype
+    return Type(shape, a.dtype)
 
 
 WHERE = Op(

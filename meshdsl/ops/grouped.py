@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, names, show
 from ..errors import ShapeError
-from ..ir import Labels, Op, Product, Reduce, Type
+from ..ir import Labels, Op, Product, Reduce, Type, named
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, kind, promote
 from .elementwise import where
@@ -80,18 +80,14 @@ def _outer_kernel(
     return out.reshape(c.outs[0].sizes) if paired else out
 
 
-def _names(shape: Shape, whole: Sequence[str] = ()) -> dict[str, str | None]:
-    return {d.name: None if d.name in whole else d.name for d in shape}
-
-
 def _dot_rule(x: Type, w: Type, i: Type, *, by: Dim, **params: Any) -> Labels:
     out = _dot_type(x, w, i, by=by, **params)
-    return Labels((_names(x.dims), _names(w.dims, [by.name]), _names(i.dims)), (_names(out.dims),))
+    return Labels((named(x.dims), named(w.dims, [by.name]), named(i.dims)), (named(out.dims),))
 
 
 def _outer_rule(x: Type, y: Type, i: Type, *, by: Dim, **params: Any) -> Labels:
     out = _outer_type(x, y, i, by=by, **params)
-    return Labels((_names(x.dims), _names(y.dims), _names(i.dims)), (_names(out.dims, [by.name]),))
+    return Labels((named(x.dims), named(y.dims), named(i.dims)), (named(out.dims, [by.name]),))
 
 
 def _dot_vjp(ct: Tensor, x: Tensor, w: Tensor, i: Tensor, *, by: Dim, over: Dim) -> tuple[Any, ...]:

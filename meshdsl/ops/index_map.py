@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Fuses, Labels, Linear, Op, Type
+from ..ir import Fuses, Labels, Linear, Op, Type, named
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, out: Shape) ->
     names: list[dict[str, str | None]] = [
         {d.name: new.name if d == old else d.name for d in t.dims} for t, old in zip(ins, olds, strict=True)
     ]
-    return Labels(tuple(names), ({d.name: d.name for d in out},))
+    return Labels(tuple(names), (named(out),))
 
 
 ROWS = Op(

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError
-from ..ir import Fuses, Labels, Linear, Op, Reduce, Type
+from ..ir import Fuses, Labels, Linear, Op, Reduce, Type, named
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import as_dtype, cast, check_kind
 from .index_map import replaced
@@ -104,11 +104,7 @@ def _index_label(over: Dim, i: Type) -> str:
 
 def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
     table = {d.name: _index_label(over, i) if d == over else d.name for d in x.dims}
-    return Labels((table, _identity_labels(i.dims)), (_identity_labels(_take_type(x, i, over=over).dims),))
-
-
-def _identity_labels(shape: Shape) -> dict[str, str | None]:
-    return {d.name: d.name for d in shape}
+    return Labels((table, named(i.dims)), (named(_take_type(x, i, over=over).dims),))
 
 
 def flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int) -> Any:
@@ -182,7 +178,7 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
 def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
     out = _scatter_type(i, updates, over=over, paired=paired).dims
     out_labels = {d.name: _index_label(over, i) if d == over else d.name for d in out}
-    return Labels((_identity_labels(i.dims), _identity_labels(updates.dims)), (out_labels,))
+    return Labels((named(i.dims), named(updates.dims)), (out_labels,))
 
 
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
@@ -258,9 +254,8 @@ def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, scatters: bool) -> Lab
     """Labels by name, except that the dims `over` and `to` of the operands get a different label from the result's."""
     relabeled = to if scatters else over
     other = {relabeled.name: f"{relabeled.name}*"}
-    elements = {d.name: d.name for d in x} | other
-    indices = {d.name: d.name for d in i} | (other if scatters else {})
-    return Labels((elements, indices), ({d.name: d.name for d in replaced(x, relabeled, over if scatters else to)},))
+    indices = named(i) | (other if scatters else {})
+    return Labels((named(x) | other, indices), (named(replaced(x, relabeled, over if scatters else to)),))
 
 
 def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError
-from ..ir import Labels, Op, Reduce, Type
+from ..ir import Labels, Op, Reduce, Type, named
 from ..trace import Tensor, as_tensor, bind1
 from .indexing import flat_index
 from .reductions import spread
@@ -53,7 +53,7 @@ def _inverse_kernel(c: Local, *indices: Any, over: Dim, into: Shape) -> Any:
 
 def _inverse_rule(*indices: Type, over: Dim, into: Shape) -> Labels:
     out = _inverse_type(*indices, over=over, into=into).dims
-    return Labels(tuple({d.name: d.name for d in i.dims} for i in indices), ({d.name: d.name for d in out},))
+    return Labels(tuple(named(i.dims) for i in indices), (named(out),))
 
 
 INVERSE = Op(

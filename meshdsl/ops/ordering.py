@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,28 @@ from .slicing import along, shift
 CUMSUM = along(
     "cumsum",
     lambda dim, *, reverse: dim,
-    lambda c, x, *, axis, dim, reverse: _running(c, x, axis, reverse),
+    lambda c, x, *, axis, dim, reverse: running(c, x, axis, reverse),
     lambda ct, x, dim, reverse: (cumsum(ct, dim, reverse=not reverse),),
     fuses=Fuses.KERNEL,
 )
 
 
-def _running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
+def running(c: Local, x: Any, axis: int, reverse: bool) -> Any:
+    """The running sum along an axis, from its end if `reverse`."""
     x = c.xp.flip(x, axis) if reverse else x
     x = c.xp.cumsum(x, axis).astype(x.dtype)
     return c.xp.flip(x, axis) if reverse else x
+
+
+def block_edges(c: Local, xs: Sequence[Any], dim: Dim, reverse: bool) -> list[Any]:
+    """The elements of running results that are those of whole blocks: the last along the dim, or the first."""
+    edges = []
+    for x, block, out in zip(xs, c.ins, c.outs, strict=True):
+        axis = block.position(dim)
+        edge = 0 if reverse else block.sizes[axis] - 1
+        empty = not block.sizes[axis]
+        edges.append(c.xp.zeros(out.sizes, x.dtype) if empty else x[(slice(None),) * axis + (slice(edge, edge + 1),)])
+    return edges
 
 
 def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:

@@ -21,7 +21,6 @@ PREFER = Op(
     kernel=lambda c, x, *, names: x,
     vjp=lambda ct, x, names: (bind1(PREFER, ct, names=names),),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
     bounded=Bounded.BY_OPERANDS,
 )
@@ -44,7 +43,6 @@ SHARD = Op(
     type=lambda x, *, split: x,
     kernel=lambda c, x, *, split: x,
     vjp=lambda ct, x, split: (bind1(SHARD, ct, split=split),),
-    flops=lambda *_, **__: 0,
     fuses=Fuses.VIEW,
     bounded=Bounded.BY_OPERANDS,
 )

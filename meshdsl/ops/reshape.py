@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Block, Local
-from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show
+from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show, size_of
 from ..errors import ShapeError
-from ..ir import Bounded, Fuses, Labels, Linear, Op, Type
+from ..ir import Bounded, Fuses, Labels, Linear, Op, Type, named
 from ..trace import Tensor, as_tensor, bind1
 
 
@@ -50,7 +50,6 @@ RENAME = Op(
     vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
     vmap=lambda x, *, new, shape: bind1(RENAME, x, shape=(new, *shape)),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
     rule=lambda x, *, shape: _rename_rule(x, shape),
     fuses=Fuses.VIEW,
     again=True,
@@ -66,7 +65,7 @@ def _rename_rule(x: Type, shape: Shape) -> Labels:
     """A renamed dim follows the layout's rule for its new name if both names have equal padding; others keep theirs."""
     new = {d.name: to.name for d, to in zip(x.dims, shape, strict=True)}
     fresh = frozenset(to for old, to in new.items() if old != to)
-    return Labels((new,), ({d.name: d.name for d in shape},), from_layout=fresh)
+    return Labels((new,), (named(shape),), from_layout=fresh)
 
 
 def rename(x: Any, **new: DimLike) -> Tensor:
@@ -144,6 +143,14 @@ def groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
     return matches
 
 
+def long_groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
+    """The groups with more than one element, without their dims of size 1; none if the target is empty."""
+    if not size_of(target):
+        return []
+    longer = [tuple(tuple(d for d in side if d.size > 1) for side in pair) for pair in groups(source, target)]
+    return [(left, right) for left, right in longer if left and right]
+
+
 def _reshape_type(x: Type, *, shape: Shape) -> Type:
     old_size, new_size = math.prod(d.size for d in x.dims), math.prod(d.size for d in shape)
     if old_size != new_size:
@@ -158,13 +165,10 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
     ins: dict[str, str | None] = {d.name: None for d in x.dims}
     outs: dict[str, str | None] = {d.name: None for d in shape}
     exact = set()
-    if math.prod(d.size for d in shape):
-        for left, right in groups(x.dims, shape):
-            left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
-            if left and right:
-                ins[left[0].name] = outs[right[0].name] = right[0].name
-                if (left, right) != (right, left):
-                    exact.add(right[0].name)
+    for left, right in long_groups(x.dims, shape):
+        ins[left[0].name] = outs[right[0].name] = right[0].name
+        if left != right:
+            exact.add(right[0].name)
     return Labels((ins,), (outs,), frozenset(exact), from_layout_if_ruled=frozenset(exact))
 
 
@@ -175,7 +179,6 @@ RESHAPE = Op(
     vjp=lambda ct, x: (reshape(ct, x.dims),),
     vmap=lambda x, *, new, shape: reshape(x, (new, *shape)),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
     rule=_reshape_rule,
     fuses=Fuses.VIEW,
     again=True,

@@ -40,8 +40,7 @@ def along(
         return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)
 
     def moves(x: Type, *, dim: Dim, value: Any = 0, **params: Any) -> IndexMap:
-        pad_params = {"value": value} if name == "pad" else {}
-        out = infer(dim, **params, **pad_params)
+        out = infer(dim, **params)
         return IndexMap((dim,), out, pieces(dim, out, **params) if pieces else (), value)
 
     return Op(
@@ -96,7 +95,7 @@ def slice(x: Any, dim: DimLike, start: int, size: int, stride: int = 1) -> Tenso
     return bind1(SLICE, x, dim=d, start=start, size=size, stride=stride)
 
 
-def _pad_size(dim: Dim, *, low: int, high: int, inner: int, value: Any) -> Dim:
+def _pad_size(dim: Dim, *, low: int, high: int, inner: int, value: Any = 0) -> Dim:
     return Dim(dim.name, low + high + dim.size + max(dim.size - 1, 0) * inner)
 
 

@@ -338,8 +338,9 @@ class SlotParts:
 
     def sent(self, eqn: Eqn, held: InSlots) -> bool:
         """Add a collective of a value in slots; an all_to_all between groups and experts sends the run of each part."""
-        op = eqn.op.padded if isinstance(eqn.op, RaggedAllToAll) else eqn.op
-        if held.holder or isinstance(op, Op) or op.effect.moves:
+        op = eqn.collective
+        op = op.padded if isinstance(op, RaggedAllToAll) else op
+        if held.holder or op is None or op.effect.moves:
             return False
         x, out = eqn.ins[0], eqn.outs[0]
         ragged = self.ragged(op, x, out, held) if isinstance(op, AllToAll) else None

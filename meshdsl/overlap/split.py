@@ -297,12 +297,13 @@ class Splitter:
 
     def plan(self, eqn: Eqn) -> _Plan | None:
         """The equation in parts; None if it cannot run in parts."""
-        if isinstance(eqn.op, Op):
+        op = eqn.collective
+        if op is None:
             return self.of_operation(eqn)
         x, (out,) = eqn.ins[0], eqn.outs
         if x not in self.cut:
             return None
-        cut, op = self.cut[x], eqn.op
+        cut = self.cut[x]
         result_cut = self.of_collective(op.padded if isinstance(op, RaggedAllToAll) else op, cut)
         if result_cut is None or not self.divides(out, result_cut):
             return None

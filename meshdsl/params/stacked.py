@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,16 @@ def without(dim: Dim, xs: Any) -> Any:
         return Type(tuple(d for d in leaf.dims if d != dim), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
     return tree.tree_map(one, xs)
+
+
+def with_slices(run: ModelRun, dim: Dim, f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of slices along a dim, by path, and f's arguments, that runs f with these parameters."""
+
+    def apply(slices: dict[str, Tensor], *args: Any) -> Any:
+        with running(dataclasses.replace(run, declared={}, problems={}, stacked=(*run.stacked, dim), slices=slices)):
+            return f(*args)
+
+    return apply
 
 
 def weights_of(run: ModelRun, declared: Mapping[str, Declared]) -> dict[str, Tensor]:

@@ -8,9 +8,11 @@ are added after the loop instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from ..ir import Eqn, Graph, Linear, Scan, Var, verify
+from ..ir import Eqn, Graph, Linear, Var, rewritten, verify
 from ..ops.dtypes import CAST
 from ..ops.elementwise import ADD, SUBTRACT
 from ..ops.reductions import BROADCAST
@@ -19,19 +21,13 @@ from ..trace import CONSTANT, FULL, number
 
 def sums_begin_with_zero(graph: Graph) -> Graph:
     """The graph in which loops that add to zeros start from a constant."""
-    return verify(_rewritten(graph), "sums_begin_with_zero")
+    return verify(rewritten(graph, _summed), "sums_begin_with_zero")
 
 
-def _rewritten(graph: Graph) -> Graph:
-    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-    eqns: list[Eqn] = []
-    for eqn in graph.eqns:
-        eqn = eqn.map_graphs(_rewritten)
-        eqns += _summed(eqn, eqn.scan, producers) if eqn.scan is not None else [eqn]
-    return graph.replace(eqns=tuple(eqns))
-
-
-def _summed(eqn: Eqn, loop: Scan, producers: dict[Var, Eqn]) -> list[Eqn]:
+def _summed(eqn: Eqn, producers: Mapping[Var, Eqn]) -> list[Eqn]:
+    loop = eqn.scan
+    if loop is None:
+        return [eqn]
     body, consts = loop.body, loop.consts
     ins, outs, before, after = list(eqn.ins), list(eqn.outs), list[Eqn](), list[Eqn]()
     for i in range(loop.carries):
@@ -57,13 +53,13 @@ def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
     return readers[0] if x is not y and x.type == y.type and body.outs.count(out) == 1 else None
 
 
-def _is_constant(v: Var, producers: dict[Var, Eqn]) -> bool:
+def _is_constant(v: Var, producers: Mapping[Var, Eqn]) -> bool:
     """True if a value is known to be one number in all elements."""
     eqn = producers.get(v)
     return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], producers)))
 
 
-def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
+def _is_zero(v: Var, producers: Mapping[Var, Eqn]) -> bool:
     """True if a value is zero wherever the values it is computed from are finite."""
     eqn = producers.get(v)
     if eqn is None:

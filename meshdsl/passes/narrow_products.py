@@ -7,12 +7,13 @@ bfloat16. The dtype of the sum does not change.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir import Eqn, Graph, Linear, Reduce, Var, verify
+from ..ir import Eqn, Graph, Linear, Reduce, Var, rewritten, verify
 from ..ops.dtypes import CAST, kind
 
 
@@ -27,22 +28,17 @@ def widens(narrow: np.dtype, wide: np.dtype) -> bool:
 
 def narrow_products(graph: Graph) -> Graph:
     """The graph in which products whose operands are all copies of values of one narrower float read those values."""
-    return verify(_rewritten(graph), "narrow_products")
+    return verify(rewritten(graph, _narrowed), "narrow_products")
 
 
-def _rewritten(graph: Graph) -> Graph:
-    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-    eqns: list[Eqn] = []
-    for eqn in graph.eqns:
-        ins = eqn.ins
-        if eqn.operation.linear is Linear.EACH and eqn.operation.reduce is Reduce.SUM:
-            sources = tuple(_source(v, producers) for v in ins)
-            ins = sources if len({v.dtype for v in sources}) == 1 else ins
-        eqns.append(eqn.replace(ins=ins).map_graphs(_rewritten))
-    return graph.replace(eqns=tuple(eqns))
+def _narrowed(eqn: Eqn, producers: Mapping[Var, Eqn]) -> list[Eqn]:
+    sources = eqn.ins
+    if eqn.operation.linear is Linear.EACH and eqn.operation.reduce is Reduce.SUM:
+        sources = tuple(_source(v, producers) for v in eqn.ins)
+    return [eqn.replace(ins=sources) if len({v.dtype for v in sources}) == 1 else eqn]
 
 
-def _source(v: Var, producers: dict[Var, Eqn]) -> Var:
+def _source(v: Var, producers: Mapping[Var, Eqn]) -> Var:
     """The value of which v is a wider copy, or v itself."""
     eqn = producers.get(v)
     return eqn.ins[0] if eqn is not None and eqn.op is CAST and widens(eqn.ins[0].dtype, v.dtype) else v

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from ..control.host import keep_on_device
-from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, verify
+from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten, verify
 from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
@@ -48,7 +48,7 @@ def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
     graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
     graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
-    return verify(learn_frequencies(dce(cse(graph))), "simplify")
+    return verify(rewritten(dce(cse(graph)), _with_frequency), "simplify")
 
 
 def join_transposes(graph: Graph) -> Graph:
@@ -70,22 +70,14 @@ def _joined(graph: Graph) -> Graph:
                 continue
             sources[eqn.outs[0]] = ins[0]
         eqns.append(eqn if ins == eqn.ins else eqn.replace(ins=ins))
-    if all(a is b for a, b in zip(eqns, graph.eqns, strict=False)) and len(eqns) == len(graph.eqns):
-        return graph
     return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))
 
 
-def learn_frequencies(graph: Graph) -> Graph:
-    """The graph in which branches whose predicate counts have a frequency, unless the user gave one."""
-    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-    eqns: list[Eqn] = []
-    for eqn in graph.eqns:
-        eqn = eqn.map_graphs(learn_frequencies)
-        if isinstance(eqn.control, Cond) and eqn.control.frequency is None:
-            often = _frequency(producers, eqn.ins[0])
-            eqn = eqn if often is None else eqn.with_control(frequency=often)
-        eqns.append(eqn)
-    return graph.replace(eqns=tuple(eqns))
+def _with_frequency(eqn: Eqn, producers: Mapping[Var, Eqn]) -> list[Eqn]:
+    """A branch whose predicate counts has a frequency, unless the user gave one."""
+    if not isinstance(eqn.control, Cond) or eqn.control.frequency is not None:
+        return [eqn]
+    return [eqn.with_control(frequency=_frequency(producers, eqn.ins[0]))]
 
 
 def _frequency(producers: Mapping[Var, Eqn], predicate: Var) -> float | None:

@@ -20,7 +20,7 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Eqn, Fuses, Labels, Linear, Op, Type
+from ..ir import Eqn, Fuses, Labels, Linear, Op, Type, only_named
 from ..layouts import Sharding
 
 Dims = Sequence["str | None"]  # for each tensor, the dim whose chunks are rows of `way`, or None
@@ -76,11 +76,7 @@ def _no_flops(ins: Any, outs: Any) -> float:
 
 def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
     """Labels that connect no dim of an operand with a dim of a result; `_packed_shardings` is the sharding rule."""
-
-    def labels(types: Sequence[Type]) -> tuple[dict[str, str | None], ...]:
-        return tuple({d.name: None for d in t.dims} for t in types)
-
-    return Labels(labels(ins), labels(outs))
+    return Labels(tuple(only_named(t.dims) for t in ins), tuple(only_named(t.dims) for t in outs))
 
 
 def _packed_shardings(eqn: Eqn) -> list[Sharding]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..ir import Cond, Eqn, Graph, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
+from .regions import uses
 
 SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
@@ -26,15 +27,6 @@ class ShardedGraph:
     extents: Extents
     layout: Layout
     regather: bool = False  # gather weights again for the backward pass; those of a loop's layers one layer at a time
-    _producers: dict[Graph, dict[Var, Eqn]] = field(
-        default_factory=dict[Graph, dict[Var, Eqn]], repr=False, compare=False
-    )
-
-    def producers(self, graph: Graph) -> Mapping[Var, Eqn]:
-        """The equation that makes each value of the graph or of a loop's body."""
-        if graph not in self._producers:
-            self._producers[graph] = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-        return self._producers[graph]
 
     def is_pending(self, v: Var) -> bool:
         """True if a value is a sum that is not complete."""
@@ -76,7 +68,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
 
 def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tuple[Sums, list[Var]]:
     """The pending sums of several values, and the inputs of the graph from which they are computed."""
-    producers = placed.producers(graph)
+    producers, _ = uses(graph)
     queue, seen = list(outs), set(outs)
     sums: list[Var] = []
     loops: list[tuple[Eqn, int, Sums]] = []

@@ -71,7 +71,8 @@ def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, 
     root = next((v.name.partition("/")[0] for v, _ in pairs), "")
     weights = [(v, out) for v, out in pairs if v.name.partition("/")[0] == root or "/" not in v.name]
     looped, in_loops, updated = _in_loops(placed, policy)
-    around = dataclasses.replace(placed, graph=looped, layout=_with_rules(placed.layout, _private(in_loops)))
+    rules = {**placed.layout.rules, **_private(in_loops)}
+    around = dataclasses.replace(placed, graph=looped, layout=Layout(rules, overrides=placed.layout.overrides))
     names = {v: v.name for v in placed.graph.ins}
     remaining = [(v, out) for v, out in weights if v.name not in updated]  # not updated in a loop
     chosen, decisions = _decide(around, pairs, remaining, policy, names)
@@ -198,10 +199,6 @@ def _cut_around(
         after.append(Eqn(RENAME, (outs[i - consts],), (full_out,), {"shape": full_out.dims}, loop.where, False, cause))
     new_loop = loop.replace(ins=tuple(ins), outs=tuple(outs)).with_control(body=body)
     return [*before, new_loop, *after]
-
-
-def _with_rules(layout: Layout, rules: Mapping[str, Axes]) -> Layout:
-    return Layout({**layout.rules, **rules}, overrides=layout.overrides) if rules else layout
 
 
 def _private(chosen: Sequence[Update]) -> dict[str, Axes]:

@@ -19,7 +19,7 @@ from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .grow import Region, Step
 from .pending import ShardedGraph, pending_sums
-from .regions import CannotShardError, Format, UpdateRegion
+from .regions import CannotShardError, Format, UpdateRegion, uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def _in_trees(placed: ShardedGraph, results: Sequence[tuple[str, Var]]) -> dict[
 
 def _why_no_sums(placed: ShardedGraph, out: Var) -> str:
     """The reason why no gradient that is summed over devices reaches this result."""
-    loop = placed.producers(placed.graph).get(out)
+    loop = uses(placed.graph)[0].get(out)
     if loop is not None and isinstance(loop.control, Scan | While):
         body = loop.control.body
         summed = any(pending_sums(placed, body, body.outs[loop.outs.index(out)]).all())

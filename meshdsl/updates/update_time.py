@@ -47,31 +47,22 @@ def by_time(placed: ShardedGraph, machine: Machine, refined: RefinedMesh) -> Cal
         """
         if update.part not in traffic_of:
             gradient = placed.bytes(update.sums[0])
-            traffic = 2 * sum(map(placed.bytes, update.carried)) + gradient
-            traffic_of[update.part] = (
-                gradient,
-                traffic,
-                sum(placed.bytes(v) * often for v, often in update.part.gathered),
-            )
+            gathered = sum(placed.bytes(v) * often for v, often in update.part.gathered)
+            traffic_of[update.part] = gradient, 2 * sum(map(placed.bytes, update.carried)) + gradient, gathered
         return traffic_of[update.part]
 
     def worth(update: Update) -> Verdict:
         ways, padding_ratio = update.format.ways, update.format.padding_ratio
         gradient, traffic, gathered = moved(update)
         before = len(update.sums) * seconds("all_reduce", update.pending, gradient) + traffic / machine.hbm_bandwidth
-        inside = sum(
-            seconds("reduce_scatter", axes, gradient * padding_ratio * fraction)
-            for axes, fraction in _steps(placed, update)
-        )
+
+        def in_steps(kind: str, size: float) -> float:
+            return sum(seconds(kind, axes, size * fraction) for axes, fraction in _steps(placed, update))
+
+        inside = in_steps("reduce_scatter", gradient * padding_ratio)
         across = seconds("all_reduce", update.across, gradient * padding_ratio / ways)
-        after = (
-            len(update.sums) * (inside + across)
-            + traffic * padding_ratio / ways / machine.hbm_bandwidth
-            + sum(
-                seconds("all_gather", axes, gathered * padding_ratio * fraction)
-                for axes, fraction in _steps(placed, update)
-            )
-        )
+        kept = traffic * padding_ratio / ways / machine.hbm_bandwidth
+        after = len(update.sums) * (inside + across) + kept + in_steps("all_gather", gathered * padding_ratio)
         saved = before - after
         reason = "" if saved > 0 else f"on {machine.name} the collectives cost more than the update"
         return saved > 0, saved, reason

@@ -29,6 +29,7 @@ from .update import Update
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
 
 MODES = ("replicated", "sharded", "auto")
+_Split = tuple[Graph, Layout, tuple[Decision, ...]]  # the graph with sharded updates, its layout, and the decisions
 
 
 @dataclass(frozen=True)
@@ -204,32 +205,27 @@ def _sharded(
     return ShardedUpdates(sharded, private, refined, table)
 
 
-def _shard(
-    placed: ShardedGraph, request: WeightUpdate, machine: Machine | None
-) -> tuple[RefinedMesh, tuple[Graph, Layout, tuple[Decision, ...]]]:
-    """The mesh with the groups' axes; and the graph with sharded updates, its layout, and the decisions."""
-    mesh = placed.mesh
+def _shard(placed: ShardedGraph, request: WeightUpdate, machine: Machine | None) -> tuple[RefinedMesh, _Split]:
+    """The mesh with the groups' axes, and what `shard_updates` returns on it."""
+    mesh, candidates = placed.mesh, list[Update]()
+
+    def on(refined: RefinedMesh, groups: Callable[[Axes], Sequence[Axes]]) -> _Split:
+        fine = on_refined(refined, placed)
+        worth = _always_shard if machine is None else by_time(fine, machine, refined)
+
+        def noted(update: Update) -> Verdict:
+            candidates.extend([update] if update.group == update.pending and update not in candidates else [])
+            return worth(update)
+
+        return shard_updates(fine, Policy(groups, noted))
+
     if request.group is not None:
         refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
-        placed = on_refined(refined, placed)
-        worth = _always_shard if machine is None else by_time(placed, machine, refined)
-        return refined, shard_updates(placed, Policy(_axes_in_group(refined.group), worth))
-    refined = RefinedMesh(mesh, mesh)
-    candidates: list[Update] = []
-    groups = _all_pending_axes if machine is None else all_groups
-    worth = _always_shard if machine is None else by_time(placed, machine, refined)
-
-    def noted(update: Update) -> Verdict:
-        candidates.extend([update] if update.group == update.pending and update not in candidates else [])
-        return worth(update)
-
-    split = shard_updates(placed, Policy(groups, noted))
+        return refined, on(refined, _axes_in_group(refined.group))
+    refined, groups = RefinedMesh(mesh, mesh), _all_pending_axes if machine is None else all_groups
+    split = on(refined, groups)
     best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
-    if not best.parts:
-        return refined, split
-    placed = on_refined(best, placed)
-    worth = _always_shard if machine is None else by_time(placed, machine, best)
-    return best, shard_updates(placed, Policy(groups, worth))
+    return (best, on(best, groups)) if best.parts else (refined, split)
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:

@@ -12,7 +12,6 @@ import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.ir import Because, Cause, Collective, Eqn, Graph, Op, Scan, Var, verify, walk
 from meshdsl.layouts import Sharding
-from meshdsl.lowering.asynchrony import Start
 from meshdsl.lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
 from meshdsl.lowering.partition.index_map import Exchange
 from meshdsl.lowering.permute import Permute
@@ -40,7 +39,6 @@ COLLECTIVES: list[Collective] = [  # the type checker holds each to the protocol
     Permute((("a", ("r",), ("c",)),)),
     Exchange("a", ("r",), ((0, 1),)),
     RaggedAllToAll("a", "b", ("r",), ("a", "b"), "slot"),
-    Start(AllReduce(("r",))),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import Where
 from ...errors.units import percent, seconds, show_bytes
-from ..comm_groups import dims_of, record_of
+from ..comm_groups import dims_of
 from ..timeline import Cost
 from .report import Report
 from .schema import plain
@@ -79,7 +79,7 @@ def sendings(report: Report) -> list[Sending]:
     """The collectives of a report in program order; equal ones of one line of the model are combined."""
     groups: dict[tuple[Any, ...], list[Cost]] = {}
     for cost in report.sends:
-        line, record = cost.line, record_of(cost.line)
+        line, record = cost.line, cost.line.record
         key = (line.where, line.backward, record.kind, record.axes, dims_of(line), str(line.cause), record.bytes)
         groups.setdefault(key, []).append(cost)
     return [

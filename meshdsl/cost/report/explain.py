@@ -7,11 +7,10 @@ from typing import Any
 
 from ...errors import MeshdslError, nearest
 from ...errors.units import percent, seconds, show_bytes
-from ...ir import walk
 from ...layouts import Layout
-from ..comm_groups import dims_of, record_of
+from ..comm_groups import dims_of
 from ..ledger import Line
-from .layout_edits import LayoutEdit, dims, edits_text
+from .layout_edits import LayoutEdit, dims, dims_of_values, edits_text
 from .report import Report
 from .schema import plain
 from .show import sent_table
@@ -73,7 +72,7 @@ def _is_at(where: str, query: str) -> bool:
 def collective_text(report: Report, number: int, edits: Sequence[LayoutEdit]) -> str:
     """Text about one collective: its source line, reason and cost, and the single edits that remove it."""
     cost = report.sends[number]
-    line, record = cost.line, record_of(cost.line)
+    line, record = cost.line, cost.line.record
     times = f"{round(line.trips, 4)} times a step" if line.trips != 1 else "once a step"
     each = cost.seconds / line.trips if line.trips else 0.0
     hidden = cost.seconds - cost.exposed
@@ -101,7 +100,7 @@ def _lanes(report: Report, axes: Sequence[str]) -> str:
 
 def _because(report: Report, line: Line) -> str:
     """The cause as a sentence, with the axes and dims involved."""
-    record = record_of(line)
+    record = line.record
     layout, names, axes = report.layout or Layout(), dims_of(line), ",".join(record.axes)
     split = [f"{name} over {','.join(layout.axes(name))}" for name in names if layout.axes(name)]
     intro = f"the layout splits {' and '.join(split)}; " if split else ""
@@ -139,7 +138,7 @@ def dim_text(report: Report, name: str, edits: Sequence[LayoutEdit]) -> str:
     """Text about one dim: its axes, the arguments with it, the collectives it causes, and possible other axes."""
     layout = report.layout or Layout()
     axes = layout.axes(name)
-    size = next((d.size for v in _values(report) for d in v.dims if d.name == name), 0)
+    size = next((d.size for d in dims_of_values(report) if d.name == name), 0)
     split = f"split over {','.join(axes)} ({size} / {report.mesh.count(axes)})" if axes else "not split"
     having = [v for v in report.program.ins if any(d.name == name for d in v.dims)]
     stored = sum(map(report.program.local_bytes, having))
@@ -153,12 +152,6 @@ def dim_text(report: Report, name: str, edits: Sequence[LayoutEdit]) -> str:
     if sends:
         lines += ["", sent_table(report, sends)]
     return "\n".join([*lines, "", edits_text(edits)])
-
-
-def _values(report: Report) -> Iterator[Any]:
-    yield from report.program.ins
-    for eqn, _ in walk(report.program):
-        yield from (*eqn.ins, *eqn.outs)
 
 
 def binding_text(report: Report) -> str:

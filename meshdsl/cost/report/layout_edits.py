@@ -6,10 +6,11 @@ Each edit is compiled and costed like the layout itself; an illegal edit records
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...dims import Dim
 from ...errors import LayoutError
 from ...errors.units import seconds, show_bytes
 from ...ir import walk
@@ -74,11 +75,15 @@ def options(report: Report) -> list[Axes]:
 
 def dims(report: Report) -> list[str]:
     """The dims that a layout can name, in program order, without private ones and dims of size 1."""
-    names: dict[str, None] = {}
-    for v in (*report.program.ins, *(v for eqn, _ in walk(report.program) for v in (*eqn.ins, *eqn.outs))):
-        names.update((d.name, None) for d in v.dims if d.size > 1 and "__" not in d.name)
+    names = dict.fromkeys(d.name for d in dims_of_values(report) if d.size > 1 and "__" not in d.name)
     rules = report.layout.rules if report.layout is not None else {}
     return list(dict.fromkeys([*rules, *names]))
+
+
+def dims_of_values(report: Report) -> Iterator[Dim]:
+    """The dims of every value, in program order; most several times."""
+    values = (v for eqn, _ in walk(report.program) for v in (*eqn.ins, *eqn.outs))
+    return (d for v in (*report.program.ins, *values) for d in v.dims)
 
 
 def layout_edits(

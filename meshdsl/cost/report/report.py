@@ -16,7 +16,7 @@ from ...errors.units import show_bytes
 from ...layouts import Layout, Mesh
 from ...lowering import Program
 from ...targets.fusion import Kernel, Step
-from ..comm_groups import CommGroup, dims_of, record_of
+from ..comm_groups import CommGroup, dims_of
 from ..ledger import Ledger, Line
 from ..machine import Machine
 from ..memory import Memory
@@ -168,7 +168,7 @@ class Report:
         """Collectives grouped by dims, axes and kind, most exposed first."""
         groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
         for each in self.sends:
-            record = record_of(each.line)
+            record = each.line.record
             groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
         merged = (CommGroup(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
         return tuple(sorted(merged, key=lambda group: (-group.exposed, -group.seconds)))

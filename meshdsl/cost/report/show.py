@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import Where
 from ...errors.units import number, percent, seconds, show_bytes
 from ...pipelines import Schedule
-from ..comm_groups import CommGroup, record_of
+from ..comm_groups import CommGroup
 from ..ledger import Line
 from ..machine import split_modes
 from ..timeline import Cost
@@ -148,7 +148,8 @@ def collectives(report: Report, top: int) -> str:
     rest = report.collectives[top:]
     lines = [f"collectives of one step, on each {report.machine.device}", sent_table(report, top_groups)]
     if rest:
-        lines.append(f"  and {len(rest)} more, {_share(report, rest)} of the step")
+        share = percent(sum(group.exposed for group in rest), report.seconds)
+        lines.append(f"  and {len(rest)} more, {share} of the step")
     lines.append("")
     rows = [row for group in top_groups[: max(3, top // 2)] for row in _causes(report, group)]
     lines.append(table(["no.", "asked for by", "pass", "each", "count", "step", "cause"], rows, "><<>>><"))
@@ -173,15 +174,11 @@ def sent_table(report: Report, sends: Sequence[CommGroup]) -> str:
     return table(["dim", "axes", "kind", "count", "each", "time", "exposed", "step"], rows, "<<<>>>>>", shrink=0)
 
 
-def _share(report: Report, sends: Sequence[CommGroup]) -> str:
-    return percent(sum(group.exposed for group in sends), report.seconds)
-
-
 def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
     """One row for each line of the model and cause, most exposed first, at most three; then one row for the rest."""
     groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
     for cost in group.costs:
-        record = record_of(cost.line)
+        record = cost.line.record
         groups.setdefault((cost.line.where, cost.line.backward, str(cost.line.cause), record.bytes), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
     for (where, backward, cause, each), costs in ranked[:3]:

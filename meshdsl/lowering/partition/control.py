@@ -7,7 +7,7 @@ the same branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...control.host import host_values
 from ...errors import InternalError, Where
@@ -22,6 +22,7 @@ from .scope import Reader, Scope
 CARRIED = Cause(Because.CARRIED)
 Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
+_Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its carry's shardings, its body, its programs
 
 
 def as_given(scope: Scope, v: Var) -> Given:
@@ -126,13 +127,21 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     use = Body(consts, carries, loop.trips, scope.demand.deferred_results(eqn, loop, scope.setting))
     memo = scope.setting.memo
     key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), use, *held, *start, *rows, *zero)
-    fixed, built, program = scope.once(key, lambda: _solve(scope, eqn, loop, use, held, rows, lower))
-    _add_loop(scope, eqn, loop, program, held, fixed, rows, built)
+    fixed, built, programs = scope.once(key, lambda: _solve(scope, eqn, loop, use, held, rows, lower))
+    scope.def_sharding.update(built.def_sharding)
+    ins = _operands(scope, eqn, eqn.ins, [*held, *fixed, *rows])
+    outs = _results(scope, eqn, [v.sharding for v in programs["body"].outs], [built])
+    n_held = sum(isinstance(how, Sharding) for how in held)
+    scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=n_held))
+    offloaded = host_values(loop.body)  # the host holds them as the loop stores them
+    for v, inner in zip(eqn.outs[carries:], loop.body.outs[carries:], strict=True):
+        if not scope.default_sharding[v].partial and inner not in offloaded:
+            scope.shard_free_dims(v, eqn)
 
 
 def _solve(
     scope: Scope, eqn: Eqn, loop: Scan, use: Body, held: Sequence[Given], rows: Sequence[Given], lower: Lower
-) -> tuple[list[Sharding], Scope, Program]:
+) -> _Solved:
     """The carry's shardings, and the body's scope and program under them."""
     body, consts, carries = loop.body, loop.consts, loop.carries
     inner_rows = [
@@ -143,18 +152,30 @@ def _solve(
     def attempt(carry: Sequence[Given]) -> Scope:
         return _build(scope, body, [*held, *carry, *inner_rows], lower, use)
 
-    fixed, built = _fixed_point(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt)
-    if any(s.partial for s in fixed):  # must not send more than reducing inside the loop
+    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
+        ys = [natural(built, v) for v in body.outs[carries:]]
+        return {"body": _finish(built, [*carry, *ys], [*held, *carry, *inner_rows], eqn)}
+
+    return _cheapest(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt, finished)
+
+
+def _cheapest(
+    scope: Scope,
+    init: Sequence[Var],
+    results: Sequence[Var],
+    attempt: Callable[[Sequence[Given]], Scope],
+    finished: Callable[[Sequence[Sharding], Scope], dict[str, Program]],
+) -> _Solved:
+    """The carry's fixed point; a carry stays pending only if that sends no more than reducing it inside the loop."""
+    fixed, built = _fixed_point(scope, init, results, attempt)
+    programs = finished(fixed, built)
+    if any(s.partial for s in fixed):
         whole = [s.whole() for s in fixed]
         other = attempt(whole)
-        given_whole = [*held, *whole, *inner_rows]
-        inside = _finish(other, [*whole, *(natural(other, v) for v in body.outs[carries:])], given_whole, eqn)
-        inputs = [*held, *fixed, *inner_rows]
-        pending = _finish(built, [*fixed, *(natural(built, v) for v in body.outs[carries:])], inputs, eqn)
-        if _bytes_sent(inside) < _bytes_sent(pending):
-            built, fixed = other, whole
-    ys = [natural(built, v) for v in body.outs[carries:]]
-    return fixed, built, _finish(built, [*fixed, *ys], [*held, *fixed, *inner_rows], eqn)
+        inside = finished(whole, other)
+        if sum(map(_bytes_sent, inside.values())) < sum(map(_bytes_sent, programs.values())):
+            return whole, other, inside
+    return fixed, built, programs
 
 
 def _fixed_point(
@@ -200,38 +221,6 @@ def next_carry(scope: Scope, init: Var, now: Given, then: Sharding) -> Given:
     return then.whole()
 
 
-def _add_loop(
-    scope: Scope,
-    eqn: Eqn,
-    loop: Scan,
-    program: Program,
-    held: Sequence[Given],
-    carry: Sequence[Sharding],
-    rows: Sequence[Given],
-    built: Scope,
-) -> None:
-    body, carries = loop.body, loop.carries
-    scope.def_sharding.update(built.def_sharding)
-    ins = [
-        scope.get(v, how, eqn)
-        for v, how in zip(eqn.ins, [*held, *carry, *rows], strict=True)
-        if isinstance(how, Sharding)
-    ]
-    n_held = sum(isinstance(how, Sharding) for how in held)
-    outs: list[Var] = []
-    for i, (v, inner) in enumerate(zip(eqn.outs, program.outs, strict=True)):
-        outs.append(scope.define(v, inner.sharding))
-        if inner.sharding.partial:
-            reason = built.reasons.get(body.outs[i], (CARRIED, eqn.where, eqn.backward))
-            scope.reasons[v] = reason
-    new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
-    scope.eqns.append(new.with_control(body=program, consts=n_held))
-    offloaded = host_values(body)  # the host holds them as the loop stores them
-    for v, inner in zip(eqn.outs[carries:], body.outs[carries:], strict=True):
-        if not scope.default_sharding[v].partial and inner not in offloaded:
-            scope.shard_free_dims(v, eqn)
-
-
 def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     """Find the carry's sharding as for a scan. Body and predicate take the same sharding."""
     test, body, consts = loop.test, loop.body, loop.consts
@@ -245,21 +234,10 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
         predicate = _finish(_build(scope, test, inputs, lower), [Sharding()], inputs, eqn)
         return {"test": predicate, "body": _finish(built, carry, inputs, eqn)}
 
-    fixed, built = _fixed_point(scope, eqn.ins[consts:], body.outs, attempt)
-    programs = finished(fixed, built)
-    if any(s.partial for s in fixed):
-        whole = [s.whole() for s in fixed]
-        inside = finished(whole, attempt(whole))
-        if sum(map(_bytes_sent, inside.values())) < sum(map(_bytes_sent, programs.values())):
-            fixed, programs = whole, inside
-    inputs = [*held, *fixed]
-    ins = [scope.get(v, how, eqn) for v, how in zip(eqn.ins, inputs, strict=True) if isinstance(how, Sharding)]
-    outs = [scope.define(v, s) for v, s in zip(eqn.outs, fixed, strict=True)]
-    for v, inner in zip(eqn.outs, body.outs, strict=True):
-        if scope.default_sharding[v].partial:
-            scope.reasons[v] = built.reasons.get(inner, (CARRIED, eqn.where, eqn.backward))
-    new = eqn.replace(ins=tuple(ins), outs=tuple(outs))
-    scope.eqns.append(new.with_control(**programs, consts=len(ins) - len(fixed)))
+    fixed, built, programs = _cheapest(scope, eqn.ins[consts:], body.outs, attempt, finished)
+    ins = _operands(scope, eqn, eqn.ins, [*held, *fixed])
+    outs = _results(scope, eqn, fixed, [built])
+    scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=len(ins) - len(fixed)))
 
 
 def _result_sharding(scope: Scope, eqn: Eqn, arms: Mapping[str, Scope], i: int) -> Sharding:
@@ -298,11 +276,23 @@ def lower_cond(scope: Scope, eqn: Eqn, branch: Cond, lower: Lower) -> None:
     branches = {key: _finish(arm, shardings, inputs, eqn) for key, arm in arms.items()}
     for arm in arms.values():
         scope.def_sharding.update(arm.def_sharding)
-    operands = [scope.get(v, how, eqn) for v, how in zip(eqn.ins[1:], inputs, strict=True) if isinstance(how, Sharding)]
+    operands = _operands(scope, eqn, eqn.ins[1:], inputs)
     ins = (scope.get(eqn.ins[0], Sharding(), eqn), *operands)
-    outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, shardings, strict=True))
-    for i, v in enumerate(eqn.outs):
-        if shardings[i].partial:
-            inner = [arm.reasons[arm.graph.outs[i]] for arm in arms.values() if arm.graph.outs[i] in arm.reasons]
-            scope.reasons[v] = next(iter(inner), (CARRIED, eqn.where, eqn.backward))
+    outs = _results(scope, eqn, shardings, arms.values())
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**branches))
+
+
+def _operands(scope: Scope, eqn: Eqn, values: Sequence[Var], inputs: Sequence[Given]) -> tuple[Var, ...]:
+    """The operands of a loop or branch as its bodies receive them, without those that are computed inside."""
+    given = zip(values, inputs, strict=True)
+    return tuple(scope.get(v, how, eqn) for v, how in given if isinstance(how, Sharding))
+
+
+def _results(scope: Scope, eqn: Eqn, shardings: Sequence[Sharding], bodies: Collection[Scope]) -> tuple[Var, ...]:
+    """The results in these shardings; those that are pending have the reason of the first body that has one."""
+    outs = tuple(scope.define(v, s) for v, s in zip(eqn.outs, shardings, strict=True))
+    for i, (v, out) in enumerate(zip(eqn.outs, outs, strict=True)):
+        if out.sharding.partial:
+            inner = (body.reasons.get(body.graph.outs[i]) for body in bodies)
+            scope.reasons[v] = next(filter(None, inner), (CARRIED, eqn.where, eqn.backward))
+    return outs

@@ -135,7 +135,7 @@ def _is_linear_in(scope: Scope, eqn: Eqn, waiting: Sequence[Var]) -> bool:
 def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
     """A complete value as a pending sum to which only the first device along the axes contributes."""
     pending = Var(x.dims, x.dtype, x.name, Sharding.of(dict(x.sharding.split), axes))
-    scope.eqns.append(Eqn(ON_FIRST, (x,), (pending,), {"axes": axes}, eqn.where, eqn.backward))
+    scope.add(ON_FIRST, [x], [pending], eqn, axes=axes)
     return pending
 
 

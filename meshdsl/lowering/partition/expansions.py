@@ -6,27 +6,27 @@ equations.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from ...control.associative import ASSOCIATIVE_SCAN, BLOCK_SCAN, BLOCK_SUMMARY, JOIN_SUMMARIES, labels
 from ...dims import Dim, Shape, names, size_of
-from ...ir import Because, Cause, Eqn, Labels, Op, Var
+from ...ir import Because, Cause, Eqn, Labels, Op, Var, named
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.conv import CONV
-from ...ops.index_map import IndexMap, Piece, replaced
+from ...ops.index_map import IndexMap, Piece
 from ...ops.masking import identity
 from ...ops.ordering import CUMSUM, SORT, TOP_K
 from ...ops.pooling import COUNT_EQUAL, MAX_POOL, SUM_EQUAL, SUM_POOL
 from ...ops.printing import PRINT
 from ...ops.reductions import PROD
-from ...ops.reshape import RESHAPE, groups
+from ...ops.reshape import RESHAPE, long_groups
 from .. import blocks
-from ..collectives import AllGather
+from ..labels import labels_of
 from . import sorting, windows
-from .index_map import lower_index_map
+from .index_map import gathered, lower_index_map, resized
 from .scope import Scope
 
 Assigned = Mapping[str, Axes]
@@ -48,28 +48,13 @@ class Expansion:
     trimmed: Callable[[Eqn, int], Collection[str]] = lambda eqn, k: ()
 
 
-def _by_name(scope: Scope, eqn: Eqn, whole: Sequence[str] = ()) -> Labels:
-    def names(v: Var) -> dict[str, str | None]:
-        return {d.name: None if d.name in whole else d.name for d in v.dims}
-
-    return Labels(tuple(map(names, eqn.ins)), tuple(map(names, eqn.outs)))
+def _by_name(scope: Scope, eqn: Eqn) -> Labels:
+    return Labels(tuple(named(v.dims) for v in eqn.ins), tuple(named(v.dims) for v in eqn.outs))
 
 
-def _add(scope: Scope, eqn: Eqn, op: Op, ins: Sequence[Var], outs: Sequence[Var], **params: object) -> None:
-    scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, eqn.where, eqn.backward))
-
-
-def _like(x: Var, old: Dim, new: Dim, axes: Axes) -> Var:
-    """A variable like x with one dim replaced and split over these axes."""
-    split = {**{d: cut for d, cut in x.sharding.split if d != old.name}, new.name: axes}
-    sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    return Var(replaced(x.dims, old, new), x.dtype, "", sharding)
-
-
-def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, cause: Cause) -> Var:
-    whole = Var(x.dims, x.dtype, "", x.sharding.with_split(dim.name, ()))
-    scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
-    return whole
+def _along(param: str) -> Callable[[Scope, Eqn, Assigned], bool]:
+    """True if the dim in this parameter is split."""
+    return lambda scope, eqn, assigned: bool(assigned.get(eqn.params[param].name))
 
 
 def _summary(eqn: Eqn, what: str, dim: Dim) -> Cause:
@@ -83,11 +68,11 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
     (x,) = ins
     x = scope.masked(x, (dim,), 0, eqn) if reverse else x  # in reverse order, the padding comes first
     parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
-    sums, totals = Var(x.dims, x.dtype, "", x.sharding), _like(x, dim, parts, axes)
-    _add(scope, eqn, blocks.BLOCK_CUMSUM, [x], [sums], dim=dim, reverse=reverse)
-    _add(scope, eqn, blocks.BLOCK_TOTAL, [sums], [totals], dim=dim, parts=parts, reverse=reverse)
-    totals = _gathered(scope, eqn, totals, parts, axes, _summary(eqn, "a total for", dim))
-    _add(scope, eqn, blocks.ADD_PARTS, [sums, totals], outs, dim=dim, parts=parts, reverse=reverse, axes=axes)
+    sums, totals = Var(x.dims, x.dtype, "", x.sharding), resized(x, dim, parts, axes)
+    scope.add(blocks.BLOCK_CUMSUM, [x], [sums], eqn, dim=dim, reverse=reverse)
+    scope.add(blocks.BLOCK_TOTAL, [sums], [totals], eqn, dim=dim, parts=parts, reverse=reverse)
+    totals = gathered(scope, eqn, totals, parts, axes, _summary(eqn, "a total for", dim))
+    scope.add(blocks.ADD_PARTS, [sums, totals], outs, eqn, dim=dim, parts=parts, reverse=reverse, axes=axes)
 
 
 def _associative_scan(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -95,12 +80,12 @@ def _associative_scan(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assi
     dim, axes = eqn.params["dim"], assigned[eqn.params["dim"].name]
     parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
     scanned = [Var(x.dims, x.dtype, "", x.sharding) for x in ins]
-    _add(scope, eqn, BLOCK_SCAN, ins, scanned, **eqn.params)
-    summaries = [_like(x, dim, parts, axes) for x in ins]
-    _add(scope, eqn, BLOCK_SUMMARY, scanned, summaries, **eqn.params, parts=parts)
+    scope.add(BLOCK_SCAN, ins, scanned, eqn, **eqn.params)
+    summaries = [resized(x, dim, parts, axes) for x in ins]
+    scope.add(BLOCK_SUMMARY, scanned, summaries, eqn, **eqn.params, parts=parts)
     cause = _summary(eqn, "a summary for", dim)
-    gathered = [_gathered(scope, eqn, x, parts, axes, cause) for x in summaries]
-    _add(scope, eqn, JOIN_SUMMARIES, [*scanned, *gathered], outs, **eqn.params, parts=parts, axes=axes)
+    others = [gathered(scope, eqn, x, parts, axes, cause) for x in summaries]
+    scope.add(JOIN_SUMMARIES, [*scanned, *others], outs, eqn, **eqn.params, parts=parts, axes=axes)
 
 
 def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -111,10 +96,10 @@ def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: 
     split = dict(x.sharding.split) | {parts[d].name: axes for d, axes in cut.items()}
     shape = tuple(parts.get(d, d) for d in x.dims if d in parts or d not in over)
     y = Var(shape, x.dtype, "", Sharding.of({d: split[d] for d in names(shape) if d in split}))
-    _add(scope, eqn, blocks.BLOCK_PROD, [x], [y], over=over, parts=tuple(parts.items()))
+    scope.add(blocks.BLOCK_PROD, [x], [y], eqn, over=over, parts=tuple(parts.items()))
     for d, axes in cut.items():
-        y = _gathered(scope, eqn, y, parts[d], axes, _summary(eqn, "a product for", d))
-    _add(scope, eqn, eqn.operation, [y], outs, over=tuple(parts.values()))
+        y = gathered(scope, eqn, y, parts[d], axes, _summary(eqn, "a product for", d))
+    scope.add(eqn.operation, [y], outs, eqn, over=tuple(parts.values()))
 
 
 def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
@@ -125,40 +110,19 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     (x,) = ins
     x = scope.masked(x, (over,), identity("low", x.dtype), eqn)
     parts = Dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
-    best = _like(x, over, parts, axes)
+    best = resized(x, over, parts, axes)
     best_parts = [best, Var(best.dims, outs[1].dtype, "", best.sharding)]
-    _add(scope, eqn, blocks.BLOCK_TOP_K, [x], best_parts, over=over, parts=parts)
+    scope.add(blocks.BLOCK_TOP_K, [x], best_parts, eqn, over=over, parts=parts)
     cause = _summary(eqn, f"the {k.size} best of", over)
-    values, index = (_gathered(scope, eqn, v, parts, axes, cause) for v in best_parts)
+    values, index = (gathered(scope, eqn, v, parts, axes, cause) for v in best_parts)
     place = Var(outs[1].dims, outs[1].dtype, "", outs[1].sharding)
-    _add(scope, eqn, blocks.MERGE_TOP_K, [values], [outs[0], place], parts=parts, k=k)
-    _add(scope, eqn, blocks.PICK, [index, place], [outs[1]], parts=parts, k=k)
+    scope.add(blocks.MERGE_TOP_K, [values], [outs[0], place], eqn, parts=parts, k=k)
+    scope.add(blocks.PICK, [index, place], [outs[1]], eqn, parts=parts, k=k)
 
 
 def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
-    (x,), (y,) = eqn.ins, eqn.outs
-    ins: dict[str, str | None] = {d.name: None for d in x.dims}
-    outs: dict[str, str | None] = {d.name: None for d in y.dims}
-    exact: set[str] = set()
-    mapped: set[str] = set()
-    if size_of(y.dims):
-        for left, right in _groups(x.dims, y.dims):
-            ins[left[0].name] = outs[right[0].name] = right[0].name
-            if left != right:
-                mapped.add(right[0].name)
-    return Labels((ins,), (outs,), frozenset(exact), from_layout_if_ruled=frozenset(mapped))
-
-
-def _groups(source: Shape, target: Shape) -> list[tuple[Shape, Shape]]:
-    """The groups with more than one element, without their dims of size 1; none if the target is empty."""
-    if not size_of(target):
-        return []
-    pairs: list[tuple[Shape, Shape]] = []
-    for left, right in groups(source, target):
-        left, right = tuple(d for d in left if d.size > 1), tuple(d for d in right if d.size > 1)
-        if left and right:
-            pairs.append((left, right))
-    return pairs
+    """Those of the operation; blocks that do not match are exchanged."""
+    return dataclasses.replace(labels_of(eqn), must_divide=frozenset())
 
 
 def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
@@ -173,7 +137,7 @@ def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
 def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
     return any(
         assigned.get(right[0].name) and not _aligned(scope, left, right, assigned[right[0].name])
-        for left, right in _groups(eqn.ins[0].dims, eqn.outs[0].dims)
+        for left, right in long_groups(eqn.ins[0].dims, eqn.outs[0].dims)
     )
 
 
@@ -187,9 +151,9 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
     longer = tuple(d for d in x.dims if d.size > 1)
     if longer != x.dims:
         longer_x = Var(longer, x.dtype, "", x.sharding)
-        _add(scope, eqn, RESHAPE, [x], [longer_x], shape=longer)
+        scope.add(RESHAPE, [x], [longer_x], eqn, shape=longer)
         x = longer_x
-    for left, right in _groups(x.dims, out.dims):
+    for left, right in long_groups(x.dims, out.dims):
         axes = assigned.get(right[0].name, ())
         if not axes or _aligned(scope, left, right, axes):
             continue
@@ -198,38 +162,32 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
             for i, side in enumerate((left, right))
         ]
         x = _relabel(scope, eqn, x, left, (runs[0],), axes)
-        y = _like(x, runs[0], runs[1], axes)
+        y = resized(x, runs[0], runs[1], axes)
         lower_index_map(scope, eqn, [x], IndexMap((runs[0],), runs[1], (Piece(0, 0, 0, size_of(left)),)), axes, y)
         x = _relabel(scope, eqn, y, (runs[1],), right, axes)
-    final = Eqn(eqn.op, (x,), tuple(outs), eqn.params, eqn.where, eqn.backward)
-    scope.eqns.append(final)
+    scope.add(eqn.operation, [x], outs, eqn, **eqn.params)
 
 
 def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes) -> Var:
     at = x.dims.index(old[0])
     rest = [d for d in x.dims if d not in old]
     shape = (*rest[: sum(d not in old for d in x.dims[:at])], *new, *rest[sum(d not in old for d in x.dims[:at]) :])
-    split = {**{d: cut for d, cut in x.sharding.split if d != old[0].name}, new[0].name: axes}
-    relabelled = Var(shape, x.dtype, "", Sharding.of(split, x.sharding.partial, x.sharding.kind))
-    _add(scope, eqn, blocks.RELABEL, [x], [relabelled], shape=shape, label=(old[0].name, new[0].name))
+    relabelled = Var(shape, x.dtype, "", x.sharding.with_split(old[0].name, ()).with_split(new[0].name, axes))
+    scope.add(blocks.RELABEL, [x], [relabelled], eqn, shape=shape, label=(old[0].name, new[0].name))
     return relabelled
 
 
 def _print(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
     """Name the axes of the mesh, so that of several copies the first device's is printed."""
-    _add(scope, eqn, PRINT, ins, outs, **{**eqn.params, "axes": tuple(scope.setting.mesh.axes)})
+    scope.add(PRINT, ins, outs, eqn, **eqn.params, axes=tuple(scope.setting.mesh.axes))
 
 
 EXPANSIONS: dict[Op, Expansion] = {
     PRINT: Expansion(_by_name, lambda scope, eqn, assigned: True, _print),
-    CUMSUM: Expansion(
-        _by_name,
-        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
-        _cumsum,
-    ),
+    CUMSUM: Expansion(_by_name, _along("dim"), _cumsum),
     ASSOCIATIVE_SCAN: Expansion(
         lambda scope, eqn: labels([v.type for v in eqn.ins], eqn.params["f"], eqn.params["dim"].name),
-        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["dim"].name)),
+        _along("dim"),
         _associative_scan,
     ),
     PROD: Expansion(
@@ -240,27 +198,16 @@ EXPANSIONS: dict[Op, Expansion] = {
     ),
     TOP_K: Expansion(
         lambda scope, eqn: Labels(
-            ({d.name: d.name for d in eqn.ins[0].dims},),
-            tuple({d.name: None if d == eqn.params["k"] else d.name for d in v.dims} for v in eqn.outs),
+            (named(eqn.ins[0].dims),), tuple(named(v.dims, [eqn.params["k"].name]) for v in eqn.outs)
         ),
-        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
+        _along("over"),
         _top_k,
         sums=False,
     ),
     RESHAPE: Expansion(_reshape_labels, _reshape_needed, _reshape),
-    SORT: Expansion(
-        sorting.labels,
-        lambda scope, eqn, assigned: bool(assigned.get(eqn.params["over"].name)),
-        sorting.build,
-    ),
+    SORT: Expansion(_by_name, _along("over"), sorting.build),
     **dict.fromkeys(
-        (CONV, SUM_POOL, MAX_POOL, COUNT_EQUAL),
+        (CONV, SUM_POOL, MAX_POOL, COUNT_EQUAL, SUM_EQUAL),
         Expansion(windows.labels, windows.needed, windows.build, trimmed=windows.trimmed),
-    ),
-    SUM_EQUAL: Expansion(
-        partial(windows.labels, read=2),
-        windows.needed,
-        partial(windows.build, read=2),
-        trimmed=partial(windows.trimmed, read=2),
     ),
 }

@@ -125,15 +125,11 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
         fill = np.asarray(moves.fill)
         zero = fill.dtype != np.bool_ and not any(fill.tobytes())  # rows without a sender are zeros, and none is -0.0
         rows = _in_slices(rows, _unread(rows, moves), _silent(parts) if zero else np.zeros((n, filled), bool))
-    params = {
-        "dims": tuple(part.dim for part in parts),
-        "whole": tuple(not part.value.sharding.axes(part.dim) for part in parts),
-        "out": moves.out,
-        "table": PlaceTable(tuple(map(tuple, rows.tolist()))),
-        "fill": moves.fill,
-        "axes": axes,
-    }
-    scope.eqns.append(Eqn(PLACE, tuple(part.value for part in parts), (out,), params, eqn.where, eqn.backward))
+    dims = tuple(part.dim for part in parts)
+    whole = tuple(not part.value.sharding.axes(part.dim) for part in parts)
+    table = PlaceTable(tuple(map(tuple, rows.tolist())))
+    values = [part.value for part in parts]
+    scope.add(PLACE, values, [out], eqn, dims=dims, whole=whole, out=moves.out, table=table, fill=moves.fill, axes=axes)
 
 
 def _joined_if_less(
@@ -152,19 +148,18 @@ def _joined_if_less(
     if _travel(_rounds(together, total, n)) >= apart:
         return xs, dims, rows_of
     joined = Dim(f"{dims[0].name}__joined", total * n)
-    split = {**{d: cut for d, cut in xs[0].sharding.split if d != dims[0].name}, joined.name: axes}
-    sharding = Sharding.of(split, xs[0].sharding.partial, xs[0].sharding.kind)
-    both = Var(replaced(xs[0].dims, dims[0], joined), xs[0].dtype, "", sharding)
-    params = {
-        "dims": tuple(dims),
-        "whole": (False,) * len(xs),
-        "out": joined,
-        "table": PlaceTable((tuple(range(total)),) * n),
-        "fill": 0,
-        "axes": axes,
-    }
-    scope.eqns.append(Eqn(PLACE, tuple(xs), (both,), params, eqn.where, eqn.backward))
+    both = resized(xs[0], dims[0], joined, axes)
+    place_in_order(scope, eqn, xs, dims, both, joined, total, axes)
     return [both], [joined], [together]
+
+
+def place_in_order(
+    scope: Scope, eqn: Eqn, xs: Sequence[Var], dims: Sequence[Dim], out: Var, dim: Dim, rows: int, axes: Axes
+) -> None:
+    """Put the blocks of each device one after the other into its block of `out`, which has so many rows along `dim`."""
+    table = PlaceTable((tuple(range(rows)),) * scope.setting.mesh.count(axes))
+    whole = (False,) * len(xs)
+    scope.add(PLACE, xs, [out], eqn, dims=tuple(dims), whole=whole, out=dim, table=table, fill=0, axes=axes)
 
 
 def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
@@ -177,9 +172,10 @@ def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axe
     n = scope.setting.mesh.count(axes)
     length = scope.setting.extents.padded(dim) // n
     rounds = _rounds(mine, length, n)
-    gathered = (n - 1) * length  # rows; as many in a single round stay a round, which some devices leave out
-    if _travel(rounds) > gathered or (len(rounds) > 1 and _travel(rounds) == gathered):
-        return [_Part(_gathered(scope, eqn, x, dim, axes), dim, np.zeros(n, np.int64), n * length)]
+    every = (n - 1) * length  # rows; as many in a single round stay a round, which some devices leave out
+    if _travel(rounds) > every or (len(rounds) > 1 and _travel(rounds) == every):
+        whole = gathered(scope, eqn, x, dim, axes, Cause(Because.MOST_ROWS, eqn.op.name, (dim.name,)))
+        return [_Part(whole, dim, np.zeros(n, np.int64), n * length)]
     parts = [_Part(x, dim, np.arange(n) * length, length)]
     parts += [_send(scope, eqn, x, dim, runs, length, n, axes) for runs in rounds]
     return sorted(parts, key=lambda part: part.offset)
@@ -216,12 +212,17 @@ def _in_slices(rows: np.ndarray, unread: np.ndarray, zeros: np.ndarray) -> np.nd
     return np.where(masked, rows, changed)
 
 
-def _gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
-    """All-gather the dim, where that sends no more than the exchange."""
+def gathered(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, cause: Cause) -> Var:
+    """The value with a dim, split over these axes, gathered."""
     whole = Var(x.dims, x.dtype, "", x.sharding.with_split(dim.name, ()))
-    cause = Cause(Because.MOST_ROWS, eqn.op.name, (dim.name,))
-    scope.eqns.append(Eqn(AllGather(dim.name, axes), (x,), (whole,), {}, eqn.where, eqn.backward, cause))
+    scope.add(AllGather(dim.name, axes), [x], [whole], eqn, cause)
     return whole
+
+
+def resized(x: Var, old: Dim, new: Dim, axes: Axes) -> Var:
+    """A variable like x with one dim replaced, and that split over these axes."""
+    sharding = x.sharding.with_split(old.name, ()).with_split(new.name, axes)
+    return Var(replaced(x.dims, old, new), x.dtype, "", sharding)
 
 
 def _stored(a: np.ndarray, size: int) -> np.ndarray:
@@ -263,13 +264,17 @@ def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length
         starts[run.sender] = min(run.lo, length - size)
         first[run.receiver] = run.sender * length + starts[run.sender]
     rows = Dim(f"{dim.name}__rows", size * n)
-    split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, rows.name: axes}
-    sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    shape = replaced(x.dims, dim, rows)
-    cut, came = (Var(shape, x.dtype, "", sharding) for _ in range(2))
-    params = {"dim": dim, "rows": rows, "starts": tuple(starts), "axes": axes}
-    scope.eqns.append(Eqn(ROWS, (x,), (cut,), params, eqn.where, eqn.backward))
     pairs = tuple(sorted((run.sender, run.receiver) for run in runs))
     cause = Cause(Because.ROWS, eqn.op.name, (dim.name,), amounts=(size, length))
-    scope.eqns.append(Eqn(Exchange(rows.name, axes, pairs), (cut,), (came,), {}, eqn.where, eqn.backward, cause))
+    came = sent_rows(scope, eqn, x, dim, rows, starts, Exchange(rows.name, axes, pairs), cause)
     return _Part(came, rows, first, size, float(np.mean([run.sender - run.receiver for run in runs])))
+
+
+def sent_rows(
+    scope: Scope, eqn: Eqn, x: Var, dim: Dim, rows: Dim, starts: Sequence[int], exchange: Exchange, cause: Cause
+) -> Var:
+    """The rows that each device cuts out of its block, from its `starts` on, on the devices to which they are sent."""
+    cut, came = (resized(x, dim, rows, exchange.axes) for _ in range(2))
+    scope.add(ROWS, [x], [cut], eqn, dim=dim, rows=rows, starts=tuple(starts), axes=exchange.axes)
+    scope.add(exchange, [cut], [came], eqn, cause)
+    return came

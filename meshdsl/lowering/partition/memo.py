@@ -114,9 +114,9 @@ class Memo:
 
         Raises `IllegalError` if the layout has a problem there.
         """
-        where = (scope.demand, eqns[0], len(eqns)) if eqns else None
-        if where is None:
+        if not eqns:
             return
+        where = scope.demand, eqns[0], len(eqns)
         if where not in self._slices:
             self._slices[where] = [self._run(scope.demand, each) for each in runs(eqns)]
         lowered = 0

@@ -59,14 +59,20 @@ def _scatters(scope: Scope, v: Var, target: Sharding) -> Sharding:
 
 def _place(scope: Scope, eqn: Eqn, target: Callable[[Var], Sharding]) -> None:
     (v,), (out,) = eqn.ins, eqn.outs
-    if v in scope.unmaterialized:
-        scope.unmaterialized[out] = scope.unmaterialized[v]
+    if _inherited(scope, v, out):
         return
     x = scope.get(v, target(v), eqn)
     scope.versions[out] = [x]
     scope.default_sharding[out] = x.sharding
-    if v in scope.reasons:
+
+
+def _inherited(scope: Scope, v: Var, out: Var) -> bool:
+    """Give a result the reason of a pending operand; True if it is unmaterialized too, and nothing is to be done."""
+    if v in scope.unmaterialized:
+        scope.unmaterialized[out] = scope.unmaterialized[v]
+    elif v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
+    return v in scope.unmaterialized
 
 
 def keep(scope: Scope, eqn: Eqn) -> None:
@@ -80,13 +86,9 @@ def keep(scope: Scope, eqn: Eqn) -> None:
     if again in scope.default_sharding and scope.default_sharding[again].partial:
         chosen = again if scope.is_pending(again) and scope.should_defer(again, eqn) else kept
     (out,) = eqn.outs
-    if chosen in scope.unmaterialized:
-        scope.unmaterialized[out] = scope.unmaterialized[chosen]
-        return
-    scope.versions[out] = scope.versions[chosen]
-    scope.default_sharding[out] = scope.default_sharding[chosen]
-    if chosen in scope.reasons:
-        scope.reasons[out] = scope.reasons[chosen]
+    if not _inherited(scope, chosen, out):
+        scope.versions[out] = scope.versions[chosen]
+        scope.default_sharding[out] = scope.default_sharding[chosen]
 
 
 def cut(scope: Scope, eqn: Eqn) -> None:
@@ -104,7 +106,7 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     names = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
     renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
     result = scope.define(out, renamed)
-    scope.eqns.append(Eqn(RENAME, (x,), (result,), {"shape": out.dims}, eqn.where, eqn.backward))
+    scope.add(RENAME, [x], [result], eqn, shape=out.dims)
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
     scope.default_sharding[out] = _scattered(scope, out, Sharding.of(split), eqn).sharding
@@ -136,16 +138,13 @@ def _scattered(scope: Scope, v: Var, target: Sharding, eqn: Eqn) -> Var:
 def mark(scope: Scope, eqn: Eqn) -> None:
     """A marked value keeps its sharding and its pending sums; its counts get the same sharding."""
     (v, counts), (out,) = eqn.ins, eqn.outs
-    if v in scope.unmaterialized:
-        scope.unmaterialized[out] = scope.unmaterialized[v]
+    if _inherited(scope, v, out):
         return
     home = scope.default_sharding[v]
     x = next(x for x in scope.versions[v] if x.sharding == home)
     alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.dims}), eqn)
     result = scope.define(out, home, v.name)
     scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(result,)))
-    if v in scope.reasons:
-        scope.reasons[out] = scope.reasons[v]
 
 
 def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
@@ -170,9 +169,7 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     names = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
     result = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(result,)))
-    requested = scope.get(out, Sharding.of(_renamed_axes(scope, eqn)), eqn)
-    scope.versions[out] = [requested, *(x for x in scope.versions[out] if x is not requested)]
-    scope.default_sharding[out] = requested.sharding
+    scope.start_from(out, Sharding.of(_renamed_axes(scope, eqn)), eqn)
 
 
 def _renamed_axes(scope: Scope, eqn: Eqn) -> dict[str, Axes]:

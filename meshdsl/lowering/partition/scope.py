@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...dims import Dim
 from ...errors import InternalError, Where
-from ...ir import NO_CAUSE, Because, Cause, Eqn, Graph, Var
+from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Graph, Op, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.masking import MASK, identity
@@ -90,13 +90,22 @@ class Scope:
         self.default_sharding[v] = sharding
         return first
 
+    def add(
+        self,
+        op: Op | Collective,
+        ins: Sequence[Var],
+        outs: Sequence[Var],
+        eqn: Eqn,
+        cause: Cause = NO_CAUSE,
+        **params: object,
+    ) -> None:
+        """Add an operation or a collective that the lowering of an equation needs, with the equation's line."""
+        self.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, eqn.where, eqn.backward, cause))
+
     def is_zero(self, v: Var) -> bool:
         """True for unmaterialized zeros, which are a pending sum over any axes."""
-        return (
-            v in self.unmaterialized
-            and self.unmaterialized[v].op is FULL
-            and not self.unmaterialized[v].params["value"]
-        )
+        eqn = self.unmaterialized.get(v)
+        return eqn is not None and eqn.op is FULL and not eqn.params["value"]
 
     def should_defer(self, v: Var, eqn: Eqn) -> bool:
         """True if an operand with a pending sum should stay pending for the operations that accept it so."""
@@ -201,8 +210,7 @@ class Scope:
         if not over:
             return x
         masked_value = Var(x.dims, x.dtype, x.name, x.sharding)
-        params = {"over": over, "fill": identity(fill, x.dtype)}
-        self.eqns.append(Eqn(MASK, (x,), (masked_value,), params, eqn.where, eqn.backward))
+        self.add(MASK, [x], [masked_value], eqn, over=over, fill=identity(fill, x.dtype))
         return masked_value
 
     def shard_free_dims(self, v: Var, eqn: Eqn) -> None:
@@ -221,13 +229,13 @@ class Scope:
                 split[d.name] = axes
         target = Sharding.of(split)
         if target != home:
-            self.get(v, target, eqn)
-            self.default_sharding[v] = target
-            versions = self.versions[v]
-            self.versions[v] = [
-                *(x for x in versions if x.sharding == target),
-                *(x for x in versions if x.sharding != target),
-            ]
+            self.start_from(v, target, eqn)
+
+    def start_from(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> None:
+        """Make the version with this sharding the one from which consumers start."""
+        self.get(v, target, eqn)
+        self.default_sharding[v] = target
+        self.versions[v] = sorted(self.versions[v], key=lambda x: x.sharding != target)
 
     def canonical(self, shape: tuple[Dim, ...], rules: Mapping[str, Axes] | None = None) -> dict[str, Axes]:
         """The axes that the layout requests for these dims; an axis that two dims request is listed for both."""

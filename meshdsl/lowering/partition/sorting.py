@@ -11,6 +11,7 @@ The first two methods store at most two blocks per device. Ties are broken in th
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...dims import Dim
-from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Var
-from ...layouts import Sharding
+from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Op, Var
 from ...layouts.sharding import Axes
 from ...ops.dtypes import CAST
-from ...ops.index_map import IndexMap, Piece, replaced
+from ...ops.index_map import IndexMap, Piece
 from .. import sorted_blocks as blocks
-from ..collectives import AllGather, AllToAll, Slice
-from .index_map import Exchange, lower_index_map
+from ..collectives import AllToAll, Slice
+from .index_map import Exchange, gathered, lower_index_map, resized
 from .scope import Scope
 
 Items = list[Var]  # the elements, or the elements and their indices
@@ -58,7 +58,7 @@ class _Job:
     def add(
         self, op: Op | Collective, ins: Sequence[Var], outs: Sequence[Var], cause: Cause = NO_CAUSE, **params: object
     ):
-        self.scope.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, self.eqn.where, self.eqn.backward, cause))
+        self.scope.add(op, ins, outs, self.eqn, cause, **params)
 
     def each(self, items: Items, op: Collective, cause: Cause) -> Items:
         """Apply the same collective to the elements and to their indices."""
@@ -66,12 +66,6 @@ class _Job:
         for v, out in zip(items, results, strict=True):
             self.add(op, [v], [out], cause)
         return results
-
-
-def labels(scope: Scope, eqn: Eqn) -> Labels:
-    """Every dim keeps its label, including the sorted one."""
-    names: dict[str, str | None] = {d.name: d.name for d in eqn.ins[0].dims}
-    return Labels((names,), (names, names))
 
 
 def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Mapping[str, Axes], outs: Sequence[Var]) -> None:
@@ -104,12 +98,11 @@ def _bytes_sent(job: _Job, eqns: Sequence[Eqn]) -> int:
 
 
 def _by_gathering(job: _Job) -> bool:
-    whole = job.x.sharding.with_split(job.over.name, ())
-    x, *gathered = (Var(v.dims, v.dtype, "", whole) for v in (job.x, *job.outs))
     cause = Cause(Because.WHOLE, "sort", (job.over.name,), what="; merging blocks would send more")
-    job.add(AllGather(job.over.name, job.axes), [job.x], [x], cause)
-    job.add(job.eqn.op, [x], gathered, **job.eqn.params)
-    for v, out in zip(gathered, job.outs, strict=True):
+    x = gathered(job.scope, job.eqn, job.x, job.over, job.axes, cause)
+    sorted_values = [Var(v.dims, v.dtype, "", x.sharding) for v in job.outs]
+    job.add(job.eqn.operation, [x], sorted_values, **job.eqn.params)
+    for v, out in zip(sorted_values, job.outs, strict=True):
         job.add(Slice(job.over.name, job.axes), [v], [out], Cause(Because.READ, "sort"))
     return True
 
@@ -124,14 +117,10 @@ def _by_other_dim(job: _Job) -> bool:
     out = AllToAll(job.over.name, to.name, job.axes)
     (x,) = job.each([job.x], out, Cause(Because.CUT_INSTEAD, "sort", (job.over.name, to.name)))
     sorted_values = [Var(v.dims, v.dtype, "", x.sharding) for v in job.outs]
-    job.add(job.eqn.op, [x], sorted_values, **job.eqn.params)
+    job.add(job.eqn.operation, [x], sorted_values, **job.eqn.params)
+    back = Cause(Because.BACK, "sort", (to.name, job.over.name))
     for v, result in zip(sorted_values, job.outs, strict=True):
-        job.add(
-            AllToAll(to.name, job.over.name, job.axes),
-            [v],
-            [result],
-            Cause(Because.BACK, "sort", (to.name, job.over.name)),
-        )
+        job.add(AllToAll(to.name, job.over.name, job.axes), [v], [result], back)
     return True
 
 
@@ -139,9 +128,7 @@ def _begin(job: _Job, run: Dim) -> Items:
     """Pad the blocks to the run's stored size and sort each of them."""
     place = np.dtype(np.uint8 if run.size <= 1 << 8 else np.uint16 if run.size <= 1 << 16 else np.int32)
     kinds = [job.x.dtype, place] if job.places else [job.x.dtype]
-    split = {**{d: cut for d, cut in job.x.sharding.split if d != job.over.name}, run.name: job.axes}
-    shape = replaced(job.x.dims, job.over, run)
-    items = [Var(shape, kind, "", Sharding.of(split)) for kind in kinds]
+    items = [dataclasses.replace(resized(job.x, job.over, run, job.axes), dtype=kind) for kind in kinds]
     job.add(blocks.BEGIN_SORT, [job.x], items, over=job.over, run=run, place=place if job.places else None)
     return items
 

@@ -1,7 +1,7 @@
 """Window operations along split dims: each device fetches the input that its windows read, then computes locally.
 
-The first operands (`read` of them) are read by the windows. Of the others, a convolution's is its kernel; all others
-have one element per window, so they are sharded like the result.
+The first operand is read by the windows, and for `SUM_EQUAL` the first two. Of the others, a convolution's is its
+kernel; all others have one element per window, so they are sharded like the result.
 
 If the result is split along a dim, a device's windows read one run of the input: its own block and a halo from its
 neighbours, sent by an exchange. If the kernel is split (in a kernel's gradient, where the kernel is the cotangent), a
@@ -25,14 +25,19 @@ from typing import Any
 import numpy as np
 
 from ...dims import Dim, find
-from ...ir import Eqn, Labels, Op, Type, Var
-from ...layouts import Sharding
+from ...ir import Eqn, Labels, Op, Type, Var, named
 from ...layouts.sharding import Axes
-from ...ops.index_map import IndexMap, Piece, replaced
+from ...ops.index_map import IndexMap, Piece
 from ...ops.masking import identity
-from ...ops.window import Window
-from .index_map import lower_index_map
+from ...ops.pooling import SUM_EQUAL
+from ...ops.window import Window, touched
+from .index_map import lower_index_map, resized
 from .scope import Scope
+
+
+def _read(eqn: Eqn) -> int:
+    """The number of operands that the windows read."""
+    return 2 if eqn.op is SUM_EQUAL else 1
 
 
 def _kernels(eqn: Eqn) -> tuple[str, ...]:
@@ -54,23 +59,22 @@ def _sides(scope: Scope, eqn: Eqn) -> tuple[str, ...]:
     return tuple(side(kernel) for kernel in _kernels(eqn))
 
 
-def _labels(eqn: Eqn, sides: Sequence[str], read: int) -> Labels:
-    window, kernels = eqn.params["window"], _kernels(eqn)
+def _labels(eqn: Eqn, sides: Sequence[str]) -> Labels:
+    window, kernels, read = eqn.params["window"], _kernels(eqn), _read(eqn)
     shared = {v.dim: v.out_dim if side == "out" else f"{k}*" for v, side, k in zip(window, sides, kernels, strict=True)}
     x: dict[str, str | None] = {d.name: shared.get(d.name, d.name) for d in eqn.ins[0].dims}
     rest: list[dict[str, str | None]] = []
     for v in eqn.ins[read:]:
-        names: dict[str, str | None] = {d.name: d.name for d in v.dims}
         slid = {k: f"{k}*" if side == "kernel" else None for k, side in zip(kernels, sides, strict=True) if k}
-        rest.append(names | slid)
-    out: dict[str, str | None] = {d.name: d.name for d in eqn.outs[0].dims}
+        rest.append(named(v.dims) | slid)
+    out = named(eqn.outs[0].dims)
     out.update({v.out_dim: None for v, side in zip(window, sides, strict=True) if side == "kernel"})
     return Labels((*[x] * read, *rest), (out,))
 
 
-def labels(scope: Scope, eqn: Eqn, read: int = 1) -> Labels:
+def labels(scope: Scope, eqn: Eqn) -> Labels:
     """A window's input dim shares a label with its output dim, or with its kernel dim."""
-    return _labels(eqn, _sides(scope, eqn), read)
+    return _labels(eqn, _sides(scope, eqn))
 
 
 def needed(scope: Scope, eqn: Eqn, assigned: Any) -> bool:
@@ -78,9 +82,9 @@ def needed(scope: Scope, eqn: Eqn, assigned: Any) -> bool:
     return any(_axes(eqn, v, side, k, assigned) for v, side, k in _cases(scope, eqn))
 
 
-def trimmed(eqn: Eqn, k: int, read: int = 1) -> tuple[str, ...]:
+def trimmed(eqn: Eqn, k: int) -> tuple[str, ...]:
     """The dims of operand k of which `build` fetches real elements only, if they are split."""
-    return tuple(v.dim for v in eqn.params["window"]) if k < read else ()
+    return tuple(v.dim for v in eqn.params["window"]) if k < _read(eqn) else ()
 
 
 def _cases(scope: Scope, eqn: Eqn) -> list[tuple[Window, str, str]]:
@@ -91,8 +95,9 @@ def _axes(eqn: Eqn, v: Window, side: str, kernel: str, assigned: Any) -> Axes:
     return assigned.get(v.out_dim if side == "out" else f"{kernel}*", ())
 
 
-def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var], read: int = 1) -> None:
+def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Sequence[Var]) -> None:
     """Fetch the input along each split window dim, then add the operation on the fetched input."""
+    read = _read(eqn)
     fetched, window, sides = list(ins[:read]), list[Window](), list[str]()
     for v, side, kernel in _cases(scope, eqn):
         axes = _axes(eqn, v, side, kernel, assigned)
@@ -103,9 +108,8 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Seque
             v = run.window
         window.append(dataclasses.replace(v, size=0) if kernel and _empty(eqn) else v)  # the result is zeros
         sides.append(side if axes else "whole")
-    params = {**eqn.params, "window": tuple(window), "sides": tuple(sides), "result": outs[0].type}
-    op = _alone(eqn.op, read)
-    scope.eqns.append(dataclasses.replace(eqn, op=op, ins=(*fetched, *ins[read:]), outs=tuple(outs), params=params))
+    params: dict[str, Any] = {**eqn.params, "window": tuple(window), "sides": tuple(sides), "result": outs[0].type}
+    scope.add(_alone(eqn.operation), [*fetched, *ins[read:]], outs, eqn, **params)
 
 
 @dataclass(frozen=True)
@@ -164,9 +168,7 @@ def _empty(eqn: Eqn) -> bool:
 def _fetched(scope: Scope, eqn: Eqn, x: Var, v: Window, run: _Run, axes: Axes) -> Var:
     """Each device's run of one operand."""
     dim = find(v.dim, x.dims)
-    split = {**{d: cut for d, cut in x.sharding.split if d != dim.name}, run.dim.name: axes}
-    sharding = Sharding.of(split, x.sharding.partial, x.sharding.kind)
-    fetched = Var(replaced(x.dims, dim, run.dim), x.dtype, "", sharding)
+    fetched = resized(x, dim, run.dim, axes)
     fill = identity(eqn.operation.mask, x.dtype)
     lower_index_map(scope, eqn, [x], IndexMap((dim,), run.dim, run.pieces, fill, run.unread), axes, fetched)
     return fetched
@@ -211,7 +213,7 @@ def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], 
 
 
 @lru_cache(maxsize=64)
-def _alone(op: Op, read: int) -> Op:
+def _alone(op: Op) -> Op:
     """The operation on fetched runs: it needs no padding, and the result's type is given."""
 
     def kernel(c: Any, *xs: Any, result: Type, sides: tuple[str, ...], **params: Any) -> Any:
@@ -233,9 +235,8 @@ def _alone(op: Op, read: int) -> Op:
 
     def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
         ins = tuple(Var(t.dims, t.dtype) for t in types)
-        labels = _labels(Eqn(op, ins, (Var(result.dims, result.dtype),), params), sides, read)
-        whole = {v.dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
-        whole |= {v.out_dim for v, side in zip(params["window"], sides, strict=True) if side == "whole"}
+        labels = _labels(Eqn(op, ins, (Var(result.dims, result.dtype),), params), sides)
+        whole = touched(tuple(v for v, side in zip(params["window"], sides, strict=True) if side == "whole"))
 
         def unlabelled(names: Any) -> dict[str, str | None]:
             return {d: None if d in whole else label for d, label in names.items()}

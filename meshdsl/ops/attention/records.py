@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...backend import Local
@@ -111,18 +111,15 @@ def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, causal: bool, window: 
     return pairs_seen(max(0, length - queries), queries, keys, causal, window, blocks)
 
 
-def _flops(
-    ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, blocks: Any = None
-) -> float:
-    """Two products, of the pairs that are seen: queries with keys, weights with values."""
-    return _pairs(ins, shapes, how, causal, window, blocks) * products(ins, shapes, how, 1, 1)
+def _counted(heads: int, values: int) -> Callable[..., float]:
+    """The FLOPs of so many products (see `products`), of the pairs that are seen."""
 
+    def flops(
+        ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, blocks: Any = None
+    ) -> float:
+        return _pairs(ins, shapes, how, causal, window, blocks) * products(ins, shapes, how, heads, values)
 
-def _grad_flops(
-    ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, blocks: Any = None
-) -> float:
-    """Five products, of the pairs that are seen: the scores again, their cotangents, and those of q, k and v."""
-    return _pairs(ins, shapes, how, causal, window, blocks) * products(ins, shapes, how, 3, 2)
+    return flops
 
 
 def attention_labels(
@@ -184,7 +181,7 @@ ATTENTION_GRAD = Op(
     kernel=_grad_kernel,
     plain=plain_gradient,
     vmap=lambda *ins, new, **params: vectorised(ATTENTION_GRAD, ins, new, **params),
-    flops=_grad_flops,
+    flops=_counted(3, 2),  # the scores again, their cotangents, and those of q, k and v
     rule=_grad_rule,
     shardings=own_shardings,
     reduce=Reduce.SUM,
@@ -197,7 +194,7 @@ ATTENTION = Op(
     fwd=_fwd,
     vjp=_vjp,
     vmap=lambda *ins, new, **params: vectorised(ATTENTION, ins, new, **params),
-    flops=_flops,
+    flops=_counted(1, 1),  # queries with keys, weights with values
     rule=_rule,
     product=Product.ATTENTION,
 )

@@ -41,15 +41,11 @@ def _draw(
     `jax.random` and from the same function under `md.compile`.
     """
     ins = (as_key(key), *others)
-    dtype = _float(name, dtype)
+    dtype = dtype_of_kind(name, dtype, "f", "floats")
     if current() is not None or any(x._trace is not None for x in ins):
         return function(*ins, shape=shape, dtype=dtype)
     options = (("dtype", dtype), ("shape", shape))
     return Tensor(shape, dtype, array=_fused(function, tuple(x.type for x in ins), options)(*(x.array for x in ins)))
-
-
-def _float(name: str, dtype: Any) -> np.dtype:
-    return dtype_of_kind(name, dtype, "f", "floats")
 
 
 def _uniform(key: Tensor | jax.Array, low: Tensor, high: Tensor, *, shape: Shape, dtype: np.dtype) -> Tensor:
@@ -71,7 +67,7 @@ def uniform(
     >>> md.random.uniform(md.random.key(7), "a:2")
     tensor(float32[a=2], [0.6741 0.9746])
     """
-    kind = _float("uniform", dtype)
+    kind = dtype_of_kind("uniform", dtype, "f", "floats")
     ends = (cast(x, kind) if isinstance(x, Tensor) else as_tensor(x, kind) for x in (low, high))
     return _draw(_uniform, key, *ends, shape=new_dims(dims), dtype=dtype, name="uniform")
 
@@ -105,7 +101,7 @@ def truncated_normal(
     """
     if not low < high:
         raise ShapeError(f"there is no number between {low} and {high}; give low < high")
-    dtype = _float("truncated_normal", dtype)
+    dtype = dtype_of_kind("truncated_normal", dtype, "f", "floats")
     root = np.array(math.sqrt(2), dtype)
     with jax.ensure_compile_time_eval():
         erf = jax.jit(lambda x: jax.lax.erf(x / root))

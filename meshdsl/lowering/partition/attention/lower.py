@@ -27,15 +27,15 @@ import numpy as np
 
 from ....backend import Local
 from ....backend.attention import AttentionKernel
-from ....dims import Dim, Shape, show
+from ....dims import Dim, show
 from ....errors.units import show_bytes
-from ....ir import Because, Cause, Eqn, Fuses, Labels, Op, Product, Type, Var
+from ....ir import Because, Cause, Eqn, Fuses, Labels, Op, Product, Type, Var, named
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
 from ....ops.attention.blocks import Canonical, Names, wide_dtype
 from ....ops.attention.records import ATTENTION
-from ...collectives import AllGather
 from ...labels import apply
+from ..index_map import gathered
 from ..scope import Reader, Scope
 from .call import AttentionCall
 from .ring import around, hops, is_zigzag
@@ -83,15 +83,7 @@ def _exchanged(call: AttentionCall, choice: MethodChoice, cause: Cause) -> None:
         now = call.scope.default_sharding[v]
         target = apply(names, before.assigned)
         if not set(now.partial) & set(target.split_axes):
-            _return(call.scope, v, Sharding.of(dict(target.split), now.partial, now.kind), reader)
-
-
-def _return(scope: Scope, v: Var, target: Sharding, reader: Reader) -> None:
-    """Make this version of a result the one that its readers start from."""
-    scope.get(v, target, reader)
-    scope.default_sharding[v] = target
-    versions = scope.versions[v]
-    scope.versions[v] = [*(x for x in versions if x.sharding == target), *(x for x in versions if x.sharding != target)]
+            call.scope.start_from(v, Sharding.of(dict(target.split), now.partial, now.kind), reader)
 
 
 @dataclass(frozen=True)
@@ -228,11 +220,8 @@ def _weigh_type(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> 
 
 
 def _weigh_rule(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> Labels:
-    def named(shape: Shape, whole: bool = False) -> dict[str, str | None]:
-        return {d.name: None if whole and d == parts else d.name for d in shape}
-
     results = _weigh_type(out, lse, parts=parts, axes=axes, dtype=dtype)
-    return Labels((named(out.dims), named(lse.dims, True)), tuple(named(t.dims) for t in results))
+    return Labels((named(out.dims), named(lse.dims, [parts.name])), tuple(named(t.dims) for t in results))
 
 
 WEIGH_PART = Op(
@@ -254,15 +243,11 @@ def merged(call: AttentionCall) -> None:
     types = [Type((*v.dims, parts), wide_dtype(v.dtype)) for v in eqn.outs]
     part_eqn = Eqn(ATTENTION_PART, tuple(ins), (), wide, eqn.where, eqn.backward)
     part, part_lse = (Var(t.dims, t.dtype, "", s) for t, s in zip(types, _part_shardings(part_eqn), strict=True))
-    every = Var(part_lse.dims, part_lse.dtype, "", part_lse.sharding.with_split(parts.name, ()))
     split = {d: axes for d, axes in part.sharding.split if d != parts.name}
     results = (scope.define(out, Sharding.of(split, call.keys)), scope.define(lse, Sharding.of(split)))
     summary = Cause(Because.SUMMARY, eqn.operation.name, (call.how.keys,), what="a logarithm of the sum for")
-    weigh = {"parts": parts, "axes": call.keys, "dtype": out.dtype}
-    scope.eqns += [
-        part_eqn.replace(outs=(part, part_lse)),
-        Eqn(AllGather(parts.name, call.keys), (part_lse,), (every,), {}, eqn.where, eqn.backward, summary),
-        Eqn(WEIGH_PART, (part, every), results, weigh, eqn.where, eqn.backward),
-    ]
+    scope.eqns.append(part_eqn.replace(outs=(part, part_lse)))
+    every = gathered(scope, eqn, part_lse, parts, call.keys, summary)
+    scope.add(WEIGH_PART, [part, every], results, eqn, parts=parts, axes=call.keys, dtype=out.dtype)
     cause = Cause(Because.REDUCES, eqn.operation.name, (call.how.keys,), what="sum")
     scope.reasons[out] = (cause, eqn.where, eqn.backward)

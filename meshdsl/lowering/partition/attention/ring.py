@@ -21,15 +21,14 @@ import numpy as np
 
 from ....control import SCAN
 from ....dims import Dim
-from ....ir import NO_CAUSE, Because, Cause, Eqn, Scan, Var
+from ....ir import Because, Cause, Eqn, Scan, Var
 from ....layouts.sharding import Axes
 from ....ops.attention.blocks import RESIDUALS, wide_dtype
 from ....ops.dtypes import CAST
-from ....ops.index_map import PLACE, ROWS, PlaceTable, replaced
 from ....ops.indexing import IOTA
 from ....trace import FULL, number
 from ...program import Program
-from ..index_map import Exchange
+from ..index_map import Exchange, place_in_order, sent_rows
 from ..scope import Scope
 from .call import AttentionCall
 from .turn import ATTENTION_TURN, ATTENTION_TURN_GRAD
@@ -70,12 +69,9 @@ class _Ring:
         self.n, self.hops, self.zigzag = call.count, hops(call), is_zigzag(call)
         self.how = dataclasses.replace(call.how, wide=True)
 
-    def equation(self, op: Any, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Eqn:
-        return Eqn(op, tuple(ins), (out,), params, self.eqn.where, self.eqn.backward, cause)
-
     def exchange(self, x: Var, out: Var, routes: tuple[tuple[int, int], ...], cause: Cause) -> Eqn:
-        name = next(d.name for d in x.dims if d.name == self.how.keys)
-        return self.equation(Exchange(name, self.call.keys, routes), [x], out, cause)
+        op = Exchange(self.how.keys, self.call.keys, routes)
+        return Eqn(op, (x,), (out,), {}, self.eqn.where, self.eqn.backward, cause)
 
     def add(self) -> None:
         """Add the operands, the loop, the last turn, and the results."""
@@ -98,12 +94,18 @@ class _Ring:
             r in ALONG and {self.how.length, self.how.keys} & {d.name for d in v.dims}
             for r, v in zip(self.call.roles, ins, strict=True)
         ]
-        return [self.places(v, in_zigzag) if along else v for v, along in zip(ins, moved, strict=True)]
+        return [self.places(v) if along else v for v, along in zip(ins, moved, strict=True)]
 
-    def places(self, x: Var, change: Any) -> Var:
-        """The value with its half blocks in another order, along the dim that the ring's axes split."""
+    def places(self, x: Var, back: bool = False) -> Var:
+        """The value with its half blocks in zigzag order, along the dim that the ring's axes split; or in order again.
+
+        The even half block is the first half of each device's block.
+        """
         dim = next(d for d in x.dims if x.sharding.axes(d) == self.call.keys)
-        return change(self.scope, self.eqn, x, dim, self.call.keys)
+        routes = [_routes(self.n, half) for half in (0, 1)]
+        if back:
+            routes = [tuple(sorted((target, source) for source, target in route)) for route in routes]
+        return _moved(self.scope, self.eqn, x, dim, self.call.keys, routes)
 
     def moving(self) -> list[int]:
         return [i for i, role in enumerate(self.call.roles) if role in MOVES]
@@ -120,18 +122,14 @@ class _Ring:
             initial = Var(v.dims, wide_dtype(v.dtype), "", v.sharding)
             value = -math.inf if k == 1 and not self.call.gradient else 0
             value = number(value, initial.dtype)
-            self.scope.eqns.append(self.equation(FULL, [], initial, value=value, shape=v.dims))
+            self.scope.add(FULL, [], [initial], self.eqn, value=value, shape=v.dims)
             sums.append(initial)
         return sums
 
     def number(self, value: int) -> Var:
-        constant = Var((), np.dtype(np.int32), "", self.scalar)
-        self.scope.eqns.append(self.equation(FULL, [], constant, value=np.int32(value), shape=()))
+        constant = Var((), np.dtype(np.int32))
+        self.scope.add(FULL, [], [constant], self.eqn, value=np.int32(value), shape=())
         return constant
-
-    @property
-    def scalar(self) -> Any:
-        return self.call.eqn.outs[0].sharding.of({})
 
     def turn(self, eqns: list[Eqn], ins: Sequence[Var], sums: Sequence[Var], turn: Var) -> list[Var]:
         """Add one turn; returns the sums after it."""
@@ -146,12 +144,12 @@ class _Ring:
     def loop(self, ins: Sequence[Var], held: Sequence[Var], sums: Sequence[Var]) -> tuple[list[Var], list[Var]]:
         """Add the loop of all turns but the last; returns the blocks and the sums after it."""
         dim = Dim("turn", self.hops)
-        turns = Var((dim,), np.dtype(np.int32), "", self.scalar)
-        self.scope.eqns.append(self.equation(IOTA, [], turns, dim=dim, dtype=turns.dtype))
+        turns = Var((dim,), np.dtype(np.int32))
+        self.scope.add(IOTA, [], [turns], self.eqn, dim=dim, dtype=turns.dtype)
         moving = self.moving()
         consts = [v for i, v in enumerate(ins) if i not in moving]
         inner, blocks, inner_sums = [_like(v) for v in consts], [_like(v) for v in held], [_like(v) for v in sums]
-        t = Var((), turns.dtype, "", self.scalar)
+        t = Var((), turns.dtype)
         own, eqns = iter(inner), list[Eqn]()
         body_ins = self.with_held([blocks[0] if i in moving else next(own) for i in range(len(ins))], blocks)
         received = [_like(v) for v in blocks]
@@ -164,16 +162,7 @@ class _Ring:
         body = Program((*inner, *blocks, *inner_sums, t), tuple(eqns), (*received, *after), mesh=mesh, extents=extents)
         outs = [_like(v) for v in (*held, *sums)]
         control = Scan(body, len(consts), len(outs), dim)
-        self.scope.eqns.append(
-            Eqn(
-                SCAN,
-                (*consts, *held, *sums, turns),
-                tuple(outs),
-                {"control": control},
-                self.eqn.where,
-                self.eqn.backward,
-            )
-        )
+        self.scope.add(SCAN, [*consts, *held, *sums, turns], outs, self.eqn, control=control)
         return outs[: len(held)], outs[len(held) :]
 
     def passed_on(self, eqns: list[Eqn], sums: list[Var], routes: Any, cause: Cause) -> list[Var]:
@@ -198,10 +187,10 @@ class _Ring:
             along = self.zigzag and any(x.sharding.axes(d) == self.call.keys for d in x.dims)
             if x.dtype != out.dtype:
                 narrow = Var(x.dims, out.dtype, "", x.sharding)
-                self.scope.eqns.append(self.equation(CAST, [x], narrow, dtype=out.dtype))
+                self.scope.add(CAST, [x], [narrow], self.eqn, dtype=out.dtype)
                 x = narrow
             if along:
-                x = self.places(x, in_order)
+                x = self.places(x, back=True)
             _define(self.scope.eqns, x, out)
 
 
@@ -226,45 +215,16 @@ def _routes(n: int, half: int) -> tuple[tuple[int, int], ...]:
     return tuple((i, chunk if chunk < n else 2 * n - 1 - chunk) for i, chunk in enumerate(chunks))
 
 
-def in_zigzag(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
-    """The value with its half blocks in zigzag order; the even one is the first half of each device's block."""
-    n = scope.setting.mesh.count(axes)
-    return _moved(scope, eqn, x, dim, axes, [_routes(n, half) for half in (0, 1)])
-
-
-def in_order(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes) -> Var:
-    """The value with its half blocks in order again."""
-    n = scope.setting.mesh.count(axes)
-    back = [tuple(sorted((target, source) for source, target in _routes(n, half))) for half in (0, 1)]
-    return _moved(scope, eqn, x, dim, axes, back)
-
-
 def _moved(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, routes: list[tuple[tuple[int, int], ...]]) -> Var:
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, stored = mesh.count(axes), extents.padded(dim)
     size = stored // n // 2
     half = Dim(f"{dim.name}__half", stored // 2)
-    sharding = x.sharding.with_split(dim.name, ()).with_split(half.name, axes)
     cause = Cause(Because.BALANCE, eqn.operation.name, (dim.name,))
-    came: list[Var] = []
-
-    def var() -> Var:
-        return Var(replaced(x.dims, dim, half), x.dtype, "", sharding)
-
-    for k, route in enumerate(routes):
-        cut, moved = var(), var()
-        rows = {"dim": dim, "rows": half, "starts": (k * size,) * n, "axes": axes}
-        scope.eqns.append(Eqn(ROWS, (x,), (cut,), rows, eqn.where, eqn.backward))
-        scope.eqns.append(Eqn(Exchange(half.name, axes, route), (cut,), (moved,), {}, eqn.where, eqn.backward, cause))
-        came.append(moved)
+    came = [
+        sent_rows(scope, eqn, x, dim, half, [k * size] * n, Exchange(half.name, axes, route), cause)
+        for k, route in enumerate(routes)
+    ]
     out = Var(x.dims, x.dtype, x.name, x.sharding)
-    params = {
-        "dims": (half, half),
-        "whole": (False, False),
-        "out": dim,
-        "table": PlaceTable((tuple(range(2 * size)),) * n),
-        "fill": 0,
-        "axes": axes,
-    }
-    scope.eqns.append(Eqn(PLACE, tuple(came), (out,), params, eqn.where, eqn.backward))
+    place_in_order(scope, eqn, came, [half, half], out, dim, 2 * size, axes)
     return out

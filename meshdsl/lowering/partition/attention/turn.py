@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ....backend import Block, Local
-from ....backend.attention import AttentionKernel, Span
+from ....backend import Local
+from ....backend.attention import Arrays, AttentionKernel, Span
 from ....dims import names
-from ....ir import Eqn, Labels, Op, Product, Type
+from ....ir import Eqn, Labels, Op, Product, Type, named
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
 from ....ops.attention.blocks import Canonical, Names
@@ -36,19 +36,10 @@ def _spans(c: Local, device: Any, size: int, axes: Axes, zigzag: bool) -> tuple[
 
 
 def _operands(
-    c: Local, ins: Any, turn: Any, how: Names, causal: bool, window: Any, axes: Axes, zigzag: bool, kernel: Any
-) -> Any:
-    form = Canonical.of(c, how, ins, kernel)
-    n, own = c.count(axes), c.xp.asarray(c.index(axes), np.int32)
-    size = form.blocks["k"].size(form.keys)
-    queries = _spans(c, own, form.blocks["q"].size(form.length), axes, zigzag)
-    keys = _spans(c, (own - turn) % n, size, axes, zigzag)
-    return form, form.operands(causal, window, queries, keys, n * size)
-
-
-def _kernel(
     c: Local,
-    *ins: Any,
+    ins: Any,
+    turn: Any,
+    *,
     how: Names,
     causal: bool,
     window: int | None,
@@ -56,9 +47,19 @@ def _kernel(
     zigzag: bool | None,
     turns: int,
     kernel: AttentionKernel | None = None,
-) -> Any:
+) -> tuple[Canonical, Arrays]:
+    """The operands of a turn, and those of its computation."""
+    form = Canonical.of(c, how, ins, kernel)
+    n, own = c.count(axes), c.xp.asarray(c.index(axes), np.int32)
+    size = form.blocks["k"].size(form.keys)
+    queries = _spans(c, own, form.blocks["q"].size(form.length), axes, bool(zigzag))
+    keys = _spans(c, (own - turn) % n, size, axes, bool(zigzag))
+    return form, form.operands(causal, window, queries, keys, n * size)
+
+
+def _kernel(c: Local, *ins: Any, **params: Any) -> Any:
     *operands, out, lse, turn = ins
-    form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag), kernel)
+    form, arrays = _operands(c, operands, turn, **params)
     more, lse_more = c.xp.attention(arrays)
     return _merged(c, out, lse, *form.results(more, lse_more, c.outs))
 
@@ -70,35 +71,31 @@ def _merged(c: Local, out: Any, lse: Any, more: Any, lse_more: Any) -> tuple[Any
     a, b = c.xp.exp(lse - top), c.xp.exp(lse_more - top)
     total = a + b
     some = c.xp.where(total == 0, 1, total)
-    wide = Block(c.outs[0].dims, c.outs[0].sizes, c.outs[0].axes)
-    left, right = (c.align(x / some, c.outs[1], wide) for x in (a, b))
+    left, right = (c.align(x / some, c.outs[1], c.outs[0]) for x in (a, b))
     return out * left + more * right, c.xp.where(total == 0, -np.inf, top + c.xp.log(some))
 
 
-def _grad_kernel(
-    c: Local,
-    *ins: Any,
-    how: Names,
-    causal: bool,
-    window: int | None,
-    axes: Axes,
-    zigzag: bool | None,
-    turns: int,
-    kernel: AttentionKernel | None = None,
-) -> Any:
+def _grad_kernel(c: Local, *ins: Any, axes: Axes, **params: Any) -> Any:
     n = len(c.outs) + 1
     operands, sums, turn = ins[:-n], ins[-n:-1], ins[-1]
-    form, arrays = _operands(c, operands, turn, how, causal, window, axes, bool(zigzag), kernel)
+    form, arrays = _operands(c, operands, turn, axes=axes, **params)
     cotangents = form.cotangents(arrays)
     if len(cotangents) > 3:
-        cotangents[3] = form.bias_cotangent(
-            cotangents[3], arrays.keys, form.blocks["k"].size(form.keys) * c.count(axes)
-        )
+        stored = form.blocks["k"].size(form.keys) * c.count(axes)
+        cotangents[3] = form.bias_cotangent(cotangents[3], arrays.keys, stored)
     return tuple(x + y for x, y in zip(sums, cotangents, strict=True))
 
 
 def _pairs(
-    shapes: Any, ins: Any, how: Names, causal: bool, window: int | None, zigzag: bool | None, turns: int, blocks: Any
+    ins: Any,
+    shapes: Any,
+    how: Names,
+    causal: bool,
+    window: int | None,
+    zigzag: bool | None,
+    turns: int,
+    blocks: Any = None,
+    **_: Any,
 ) -> float:
     """The pairs of a query and a key that a device computes, on the mean of its turns.
 
@@ -123,27 +120,15 @@ def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int]
 
     def labels(*types: Type, how: Names, **_: Any) -> Labels:
         """Dims by name: every operand is this device's block of it."""
-        ins: list[dict[str, str | None]] = [{d.name: d.name for d in t.dims} for t in types]
+        ins = [named(t.dims) for t in types]
         return Labels(tuple(ins), tuple(ins[-1 - results(how) : -1]))
 
     def shardings(eqn: Eqn) -> list[Sharding]:
         """Those so far: no label can say that a block is another device's."""
         return [v.sharding for v in eqn.ins[-1 - len(eqn.outs) : -1]]
 
-    def flops(
-        ins: Any,
-        outs: Any,
-        *,
-        shapes: Any,
-        how: Names,
-        causal: bool,
-        window: int | None,
-        zigzag: bool | None,
-        turns: int,
-        blocks: Any = None,
-    ) -> float:
-        pairs = _pairs(shapes, ins, how, causal, window, zigzag, turns, blocks)
-        return pairs * products(ins, shapes, how, *counts)
+    def flops(ins: Any, outs: Any, *, shapes: Any, how: Names, **params: Any) -> float:
+        return _pairs(ins, shapes, how, **params) * products(ins, shapes, how, *counts)
 
     return Op(
         name, type=so_far, kernel=kernel, flops=flops, rule=labels, shardings=shardings, product=Product.ATTENTION
