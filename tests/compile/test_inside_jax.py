@@ -204,6 +204,18 @@ def test_a_tensor_that_jax_traces_is_no_constant() -> None:
         jax.jit(f)(jnp.ones(4))
 
 
+def test_constants_of_a_function_that_is_first_called_inside_jit() -> None:
+    def f(x: md.Tensor) -> md.Tensor:
+        noise = md.random.normal(md.random.key(0), "n:4", "float64")
+        return x * md.tensor(np.arange(4.0), "n") + noise + jnp.float64(2) * md.tensor(1.0)
+
+    @jax.jit
+    def inside(a: Any) -> Any:
+        return md.compile(f, "r:2", "n:r")(md.tensor(a, "n")).array
+
+    np.testing.assert_array_equal(inside(X[0, :4]), f(md.tensor(X[0, :4], "n")).numpy())
+
+
 def test_typed_keys_are_those_of_md_random() -> None:
     for seed in (0, 7, 2**40 + 3):
         ours, theirs = md.random.key(seed), jax.random.key(seed)
