@@ -126,14 +126,15 @@ class JaxFunctions:
     @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
         """The convolution of x and w; `dims` are lax's dimension numbers of x, w and the result."""
-        _, stride, dilation, base, low, high = zip(*windows, strict=True)
-        spatial = [x.shape[dims[0].index(str(i))] for i in range(len(windows))]
+        slid = [d for d in dims[1] if d.isdigit()]  # lax takes the windows in the order in which the kernel has them
+        _, stride, dilation, base, low, high = zip(*(windows[int(d)] for d in slid), strict=True)
+        spatial = [x.shape[dims[0].index(d)] for d in slid]
         spans = [(n - 1) * b + 1 for n, b in zip(spatial, base, strict=True)]
         if any(-n > span for n, span in zip((*low, *high), (*spans, *spans), strict=True)):
-            by_dim = {str(i): pad for i, pad in enumerate(zip(low, high, (b - 1 for b in base), strict=True))}
+            by_dim = dict(zip(slid, zip(low, high, (b - 1 for b in base), strict=True), strict=True))
             x = lax.pad(x, np.zeros((), x.dtype), [by_dim.get(d, (0, 0, 0)) for d in dims[0]])
-            low = high = (0,) * len(windows)  # lax.conv rejects negative padding larger than the input
-            base = (1,) * len(windows)
+            low = high = (0,) * len(slid)  # lax.conv rejects negative padding larger than the input
+            base = (1,) * len(slid)
         return lax.conv_general_dilated(
             x, w, stride, list(zip(low, high, strict=True)), base, dilation, dims,
             feature_group_count=groups,

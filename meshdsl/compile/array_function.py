@@ -19,6 +19,7 @@ from ..control.batching import batched
 from ..control.derivatives import jvp
 from ..dims import Dim
 from ..ir import Graph, Type, walk
+from ..lowering.partition.legality import named_by_layouts
 from ..ops.creation import zeros_like
 from ..trace import Tensor, evaluate, location, tree
 from .pipeline import Options
@@ -68,7 +69,8 @@ class ArrayFunction:
         structure = tree.tree_structure(tuple(range(len(self.ins))))
         traced = Traced(lambda *xs: list(self.apply(*xs)), structure, self.ins, self.labels, self.like.platform)
         options = Options(attention_kernel=self.like.options.attention_kernel)
-        return Stages(traced, self.like.mesh, self.like.layout, (), options)
+        layout = self.like.layout.within(*named_by_layouts(traced.begun[-1].graph, None))  # it may lack dims of `like`
+        return Stages(traced, self.like.mesh, layout, (), options)
 
     @property
     def graph(self) -> Graph:
@@ -143,6 +145,7 @@ class ArrayFunction:
         key = (mapped, size)
         if key not in self._derived:
             inside = {d.name for v in self.graph.ins for d in v.dims} | set(self.graph.mentions)
+            inside |= set(self.like.graph.mentions)
             inside |= {d.name for eqn, _ in walk(self.graph) for v in eqn.outs for d in v.dims}
             names = ("vmap", *(f"vmap_{i}" for i in range(2, len(inside) + 3)))
             new = Dim(next(each for each in names if each not in inside), size)

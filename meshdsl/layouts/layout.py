@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from ..dims import ByDim, Shape, name_of
+from ..dims import ByDim, Shape, name_of, names
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
 from .mesh import Mesh
@@ -105,6 +105,16 @@ class Layout:
                     messages.append(f"the override {pattern!r} names dim {dim!r}; {nearest(dim, matched_dims)}")
                 messages += _axis_problems(f"dim {dim!r} (override {pattern!r})", axes, mesh)
         return messages
+
+    def within(self, dim_names: Collection[str], paths: Mapping[str, Shape]) -> Layout:
+        """The part of the layout that is about these dims and paths."""
+        found = {
+            pattern: {dim for path, shape in paths.items() if matches(path, pattern) for dim in names(shape)}
+            for pattern in self.overrides
+        }
+        overrides = {p: {d: axes for d, axes in rule.items() if d in found[p]} for p, rule in self.overrides.items()}
+        rules = {d: axes for d, axes in self.rules.items() if d in dim_names}
+        return Layout(rules, overrides={p: rule for p, rule in overrides.items() if rule})
 
     def on(self, mesh: Mesh) -> Layout:
         """The same layout without axes that have no effect: axes of size 1, unknown axes, and repeated axes."""

@@ -157,6 +157,18 @@ def test_the_dim_of_vmap_has_a_name_that_the_function_does_not_use() -> None:
     np.testing.assert_array_equal(jax.vmap(jax.vmap(f))(x), x.sum(2))
 
 
+def test_a_layout_may_name_dims_and_results_that_a_derivative_lacks() -> None:
+    def f(x: md.Tensor) -> dict[str, md.Tensor]:
+        place = md.argmax(md.rename(x, io="inside"), "inside")  # integers: no derivative reads it
+        return {"y": x * x, "place": place}
+
+    layout = md.Layout("inside:r", overrides={"place": "batch:r", "y": "io:r"})
+    g: Any = md.jaxify(md.compile(f, "r:2", layout), SPECS[0])
+    loss = lambda x: jax.numpy.sum(g(x)["y"])  # noqa: E731 - one line
+    np.testing.assert_array_equal(jax.vmap(jax.grad(loss))(np.stack([X, X])), [2 * X, 2 * X])
+    np.testing.assert_array_equal(jax.jvp(loss, (X,), (X,))[1], np.sum(2 * X * X))
+
+
 def test_a_gradient_is_partitioned_once() -> None:
     """`jax.grad` asks for the derivative in a direction and transposes it; only the transpose becomes a program."""
     stages = md.compile(loss, "r:2 s:2", "batch:r; hidden:s")._for(SPECS)[0]
@@ -190,6 +202,18 @@ def test_a_tensor_that_jax_traces_is_no_constant() -> None:
 
     with pytest.raises(md.TraceError, match="closes over a tensor that a JAX transformation traces"):
         jax.jit(f)(jnp.ones(4))
+
+
+def test_constants_of_a_function_that_is_first_called_inside_jit() -> None:
+    def f(x: md.Tensor) -> md.Tensor:
+        noise = md.random.normal(md.random.key(0), "n:4", "float64")
+        return x * md.tensor(np.arange(4.0), "n") + noise + jnp.float64(2) * md.tensor(1.0)
+
+    @jax.jit
+    def inside(a: Any) -> Any:
+        return md.compile(f, "r:2", "n:r")(md.tensor(a, "n")).array
+
+    np.testing.assert_array_equal(inside(X[0, :4]), f(md.tensor(X[0, :4], "n")).numpy())
 
 
 def test_typed_keys_are_those_of_md_random() -> None:

@@ -43,7 +43,7 @@ def windows() -> Iterator[Row]:
     yield Row("conv_stride", strided, (In("c b a"), In("d c k=3")), _conv_of(("C0N", "OI0", "0CN"), (2,), [(3, 4)], None, (2,)), sums)
     based = lambda x, w: md.conv(x, w, {"b": "k"}, "a d b", base_dilation=3, stride=2, padding={"b": (-1, 4)})
     yield Row("conv_base", based, (line, In("k=4 d c")), _conv_of(("N0C", "0OI", "NC0"), (2,), [(-1, 4)], (3,)), REAL)
-    plane = lambda x, w: md.conv(x, w, {"b": "k", "c": "l"}, "a b c t", stride={"c": 2}, padding={"b": (2, 0), "c": (1, 2)})
+    plane = lambda x, w: md.conv(x, w, {"c": "l", "b": "k"}, "a b c t", stride={"c": 2}, padding={"b": (2, 0), "c": (1, 2)})
     yield Row("conv_two", plane, (In("a b c d"), In("k=3 l=2 d t")), _conv_of(("N01C", "01IO", "N01C"), (1, 2), [(2, 0), (1, 2)]), REAL)
     cube = lambda x, w: md.conv(x, w, {"b": "k", "c": "l", "d": "m"}, "a b c d t", padding=dict.fromkeys("bcd", (1, 1)), stride={"d": 2})
     yield Row("conv_three", cube, (In("a b c d e=2"), In("k=2 l=3 m=1 e=2 t")), _conv_of(("N012C", "012IO", "N012C"), (1, 1, 2), [(1, 1)] * 3), ("float32",))
