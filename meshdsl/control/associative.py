@@ -16,13 +16,13 @@ from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
 from ..ir import Labels, Op, Type, only_named
-from ..ops.dtypes import cast
+from ..ops.dtypes import countable
 from ..ops.index_map import replaced
 from ..ops.ordering import block_edges
 from ..ops.reductions import spread
 from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
-from ..trace import Tensor, as_tensor, bind, tree
+from ..trace import Tensor, bind, tree
 from .affine import cotangents
 from .carry import leaves_of
 from .combine import Combine, combine_of
@@ -254,8 +254,7 @@ def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = Fals
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
-    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
+    x = countable(x)
     dim = find(over, x.dims)
     product = associative_scan(_times, x, dim, reverse=reverse)
     return shift(product, dim, -1 if reverse else 1, fill=1) if exclusive else product

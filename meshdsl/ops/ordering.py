@@ -13,7 +13,7 @@ from ..dims import Dim, DimLike, find
 from ..errors import ShapeError
 from ..ir import Fuses, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
-from .dtypes import cast, check_ordered
+from .dtypes import check_ordered, countable
 from .elementwise import stop_gradient
 from .indexing import new_dim, put_along
 from .reshape import refill, transpose, trim
@@ -57,8 +57,7 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
-    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
+    x = countable(x)
     dim = find(over, x.dims)
     total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
     return shift(total, dim, -1 if reverse else 1) if exclusive else total
