@@ -147,13 +147,10 @@ BLOCK_SCAN = Op(
 
 
 def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> Labels:
-    before = labels(xs, f, dim.name)
-    after = tuple(
-        {d.name: parts.name if d == parts else names[d.name] for d in replaced(t.dims, dim, parts)}
-        for t, names in zip(xs, before.ins, strict=True)
-    )
-    ins = tuple({d: parts.name if d == dim.name else label for d, label in names.items()} for names in before.ins)
-    return Labels(ins, after)
+    own = labels(xs, f, dim.name).ins
+    ins = tuple({d: parts.name if d == dim.name else label for d, label in names.items()} for names in own)
+    outs = tuple({parts.name if d == dim.name else d: label for d, label in names.items()} for names in ins)
+    return Labels(ins, outs)
 
 
 BLOCK_SUMMARY = Op(
