@@ -40,7 +40,7 @@ def simulated(program: Program) -> float:
     for step in found.steps:
         operands = max((ready.get(v, 0.0) for v in step.reads), default=0.0)
         if isinstance(step, Send) and isinstance(step.eqn.op, Start):
-            lane = ",".join(step.eqn.op.axes)
+            lane = ",".join(step.eqn.op.collective.axes)
             begin = max(now, free.get(lane, 0.0))
             ready[step.eqn.outs[0]] = free[lane] = begin + machine.item(step, 0).work
         elif isinstance(step, Wait):
