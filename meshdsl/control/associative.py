@@ -16,13 +16,13 @@ from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
 from ..ir import Labels, Op, Type, only_named
-from ..ops.dtypes import cast
+from ..ops.dtypes import countable
 from ..ops.index_map import replaced
 from ..ops.ordering import block_edges
 from ..ops.reductions import spread
 from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
-from ..trace import Tensor, as_tensor, bind, tree
+from ..trace import Tensor, bind, tree
 from .affine import cotangents
 from .carry import leaves_of
 from .combine import Combine, combine_of
@@ -147,13 +147,10 @@ BLOCK_SCAN = Op(
 
 
 def _summary_rule(*xs: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool) -> Labels:
-    before = labels(xs, f, dim.name)
-    after = tuple(
-        {d.name: parts.name if d == parts else names[d.name] for d in replaced(t.dims, dim, parts)}
-        for t, names in zip(xs, before.ins, strict=True)
-    )
-    ins = tuple({d: parts.name if d == dim.name else label for d, label in names.items()} for names in before.ins)
-    return Labels(ins, after)
+    own = labels(xs, f, dim.name).ins
+    ins = tuple({d: parts.name if d == dim.name else label for d, label in names.items()} for names in own)
+    outs = tuple({parts.name if d == dim.name else d: label for d, label in names.items()} for names in ins)
+    return Labels(ins, outs)
 
 
 BLOCK_SUMMARY = Op(
@@ -254,8 +251,7 @@ def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = Fals
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
-    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
+    x = countable(x)
     dim = find(over, x.dims)
     product = associative_scan(_times, x, dim, reverse=reverse)
     return shift(product, dim, -1 if reverse else 1, fill=1) if exclusive else product

@@ -14,7 +14,7 @@ from ..dims import Dim, DimsLike, Shape, pick, show, split_items
 from ..errors import ShapeError
 from ..trace import Tensor, bind, tree
 from .blocks import JAX_BLOCKS
-from .function import JaxFunction, refusal
+from .function import JaxFunction
 
 
 def apply(
@@ -35,8 +35,7 @@ def apply(
     flat: Callable[..., Any] = lambda *xs: tree.tree_leaves(f(*xs))  # noqa: E731 - a function without a name of its own
     function = JaxFunction(flat, name, types, shapes, split, contract, not unchecked, cost)
     _check_dims(function, avals)
-    if function.checked and (split or contract) and (problem := function.problem()) is not None:
-        raise refusal(function, problem)
+    function.require()
     params = {"key": object(), "follows": False, "unchecked": True if unchecked else None}
     return tree.tree_unflatten(
         structure, bind(JAX_BLOCKS, *tensors, f=function, results=shapes, **function.shown, **params)

@@ -22,7 +22,7 @@ from ..ops.dtypes import kind
 from ..ops.reshape import refill
 from ..trace import Tensor, bind
 from .counting import flops
-from .function import JaxFunction, refusal
+from .function import JaxFunction
 from .map import has_own_gradient
 
 
@@ -40,10 +40,8 @@ def _type(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> t
                 f"  its operands were {', '.join(show(t.dims) for t in ins)}; "
                 "their dims keep their sizes: on one device, those of a block"
             )
-    if f.checked and tuple(ins) != f.operands:
-        problem = f.problem(ins)
-        if problem is not None:
-            raise refusal(f, problem)
+    if tuple(ins) != f.operands:
+        f.require(ins)
     return tuple(Type(shape, aval.dtype) for aval, shape in zip(avals, results, strict=True))
 
 
@@ -112,8 +110,7 @@ def _vjp(
         split = tuple(name for name in (*f.split, *f.contract) if name not in missing)
         checked = f.checked and has_own_gradient(f.traced(f.operands))
         g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, f.cost and 3 * f.cost)
-        if checked and (problem := g.problem()) is not None:
-            raise refusal(g, problem)
+        g.require()
         options = {"results": shapes, "key": key, "follows": True, "unchecked": unchecked, **g.shown}
         options["check"] = options["check"] or check
         cotangents = bind(JAX_BLOCKS, *operands, f=g, **options)

@@ -95,6 +95,24 @@ class JaxFunction:
                 return found
         return None
 
+    def require(self, blocks: Sequence[Type] | None = None) -> None:
+        """Raise `ShapeError` if the function is checked and may not run on blocks of these types; see `problem`."""
+        problem = self.problem(blocks) if self.checked else None
+        if problem is None:
+            return
+        what = f"{problem.primitive} {problem.what}" if problem.primitive else problem.what
+        line = f" ({problem.where})" if problem.where else ""
+        declared = "; ".join(
+            f"{how}={' '.join(dims)!r}" for how, dims in (("split", self.split), ("contract", self.contract)) if dims
+        )
+        raise ShapeError(
+            f"md.local was called with {declared}, and {self.name} does not treat blocks like the whole: "
+            f"{what.rstrip(',')}{line}\n"
+            f"  its operands are {', '.join(show(t.dims) for t in self.operands)}\n"
+            "  leave the dim out of split= and contract=, so that it is gathered first; if you know that blocks give "
+            "the same result, pass unchecked=True"
+        )
+
     def _steps(self, blocks: Sequence[Type] | None) -> list[tuple[str, Types, Types]]:
         """The comparisons of a check: of types with one dim at its full size, and at that of a block."""
         dims = (*self.split, *self.contract)
@@ -172,18 +190,3 @@ def _sized(types: Sequence[Type], sizes: Mapping[str, int]) -> Types:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__)[:160]
-
-
-def refusal(f: JaxFunction, problem: Problem) -> ShapeError:
-    what = f"{problem.primitive} {problem.what}" if problem.primitive else problem.what
-    line = f" ({problem.where})" if problem.where else ""
-    declared = "; ".join(
-        f"{how}={' '.join(dims)!r}" for how, dims in (("split", f.split), ("contract", f.contract)) if dims
-    )
-    return ShapeError(
-        f"md.local was called with {declared}, and {f.name} does not treat blocks like the whole: "
-        f"{what.rstrip(',')}{line}\n"
-        f"  its operands are {', '.join(show(t.dims) for t in f.operands)}\n"
-        "  leave the dim out of split= and contract=, so that it is gathered first; if you know that blocks give the "
-        "same result, pass unchecked=True"
-    )

@@ -19,7 +19,7 @@ from ..ir import Eqn, Fuses, Labels, Linear, Op, Type, named
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label, replaced
-from ..ops.ordering import block_edges, running
+from ..ops.ordering import block_edges, ranked, running
 from ..ops.reshape import refill
 from ..trace import number
 
@@ -36,7 +36,7 @@ BLOCK_TOTAL = Op(
     kernel=lambda c, x, *, dim, parts, reverse: block_edges(c, [x], dim, reverse)[0],
     linear=Linear.JOINT,
     flops=lambda *_, **__: 0,
-    rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts, replaced(x.dims, dim, parts)),
+    rule=lambda x, *, dim, parts, reverse: one_label((dim,), (x,), parts),
     fuses=Fuses.REDUCE,
     inside_blocks=True,
 )
@@ -94,22 +94,13 @@ def _block_top_k(c: Local, x: Any, *, over: Dim, parts: Dim) -> Any:
     return c.xp.moveaxis(values, -1, axis), c.xp.moveaxis(index, -1, axis)
 
 
-def _block_top_k_type(x: Type, *, over: Dim, parts: Dim) -> tuple[Type, Type]:
-    shape = replaced(x.dims, over, parts)
-    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
-
-
 BLOCK_TOP_K = Op(
     "block_top_k",
-    type=_block_top_k_type,
+    type=lambda x, *, over, parts: ranked(x, over, parts),
     kernel=_block_top_k,
-    rule=lambda x, *, over, parts: _twice(one_label((over,), (x,), parts, replaced(x.dims, over, parts))),
+    rule=lambda x, *, over, parts: one_label((over,), (x,), parts, results=2),
     inside_blocks=True,
 )
-
-
-def _twice(labels: Labels) -> Labels:
-    return Labels(labels.ins, labels.outs * 2)
 
 
 def _merge_top_k(c: Local, values: Any, *, parts: Dim, k: Dim) -> Any:
@@ -120,10 +111,7 @@ def _merge_top_k(c: Local, values: Any, *, parts: Dim, k: Dim) -> Any:
 
 MERGE_TOP_K = Op(
     "merge_top_k",
-    type=lambda values, *, parts, k: (
-        Type(replaced(values.dims, parts, k), values.dtype),
-        Type(replaced(values.dims, parts, k), np.dtype(np.int32)),
-    ),
+    type=lambda values, *, parts, k: ranked(values, parts, k),
     kernel=_merge_top_k,
     blocked=lambda values, *, parts, k: (parts.name, k.name),
     inside_blocks=True,

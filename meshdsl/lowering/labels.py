@@ -26,7 +26,7 @@ def labels_of(eqn: Eqn) -> Labels:
         return op.rule(*types, **eqn.params)
     moves = op.moves(*types, **eqn.params) if op.moves is not None else None
     if moves is not None:
-        return one_label(moves.dims, types, moves.out, eqn.outs[0].dims)
+        return one_label(moves.dims, types, moves.out)
     blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
     return Labels(tuple(named(v.dims, blocked) for v in eqn.ins), tuple(named(v.dims, blocked) for v in eqn.outs))
 

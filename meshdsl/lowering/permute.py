@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -89,9 +89,9 @@ class Permute(CollectiveDefaults):
     def pairs(self, mesh: Mesh) -> Pairs:
         """(sender, receiver) for every device, numbered row-major over `axes` in mesh order."""
         axes = tuple(axis for axis in mesh.axes if axis in self.axes)
-        coordinates = [dict(zip(axes, coords, strict=True)) for coords in product(*(range(mesh.axes[a]) for a in axes))]
-        stored = [tuple(_linear(coords, old, mesh) for _, old, _ in self._cores()) for coords in coordinates]
-        needed = [tuple(_linear(coords, new, mesh) for _, _, new in self._cores()) for coords in coordinates]
+        devices = coordinates(mesh, axes)
+        stored = [tuple(index_along(mesh, coords, old) for _, old, _ in self._cores()) for coords in devices]
+        needed = [tuple(index_along(mesh, coords, new) for _, _, new in self._cores()) for coords in devices]
         spare: dict[tuple[int, ...], list[int]] = {}
         for device, block in enumerate(stored):
             if block != needed[device]:
@@ -101,14 +101,13 @@ class Permute(CollectiveDefaults):
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         # definition: a device receives the block at the index that its coordinates along the new axes give
-        coordinates = [dict(zip(mesh.axes, coords, strict=True)) for coords in product(*map(range, mesh.axes.values()))]
         fixed_axes = [axis for axis in mesh.axes if axis not in self.axes]
 
         def block(coords: dict[str, int], cuts: list[Axes]) -> tuple[list[int], ...]:
-            return [coords[axis] for axis in fixed_axes], [_linear(coords, axes, mesh) for axes in cuts]
+            return [coords[axis] for axis in fixed_axes], [index_along(mesh, coords, axes) for axes in cuts]
 
-        stored = [block(coords, [old for _, old, _ in self.moves]) for coords in coordinates]
-        needed = [block(coords, [new for _, _, new in self.moves]) for coords in coordinates]
+        stored = [block(coords, [old for _, old, _ in self.moves]) for coords in coordinates(mesh)]
+        needed = [block(coords, [new for _, _, new in self.moves]) for coords in coordinates(mesh)]
         return [blocks[stored.index(index)] for index in needed]
 
     def _cores(self) -> Iterator[tuple[str, Axes, Axes]]:
@@ -121,6 +120,16 @@ class Permute(CollectiveDefaults):
             yield dim, old, new
 
 
-def _linear(coords: dict[str, int], axes: Axes, mesh: Mesh) -> int:
-    """The row-major index of a device along these axes, the first being the major one."""
-    return reduce(lambda index, axis: index * mesh.axes[axis] + coords[axis], axes, 0)
+@lru_cache(maxsize=64)
+def coordinates(mesh: Mesh, axes: Axes | None = None) -> tuple[dict[str, int], ...]:
+    """Every device's coordinates by axis, in row-major order; of the devices along `axes`, if these are given."""
+    along = tuple(mesh.axes) if axes is None else axes
+    return tuple(dict(zip(along, place, strict=True)) for place in product(*(range(mesh.axes[axis]) for axis in along)))
+
+
+def index_along(mesh: Mesh, coords: dict[str, int], axes: Axes) -> int:
+    """A device's row-major index along these axes, the first being the major one."""
+    index = 0
+    for axis in axes:
+        index = index * mesh.axes[axis] + coords[axis]
+    return index

@@ -11,8 +11,8 @@ devices' blocks. `poison` fills padding with NaN (or a large integer), so that p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import product, repeat
+from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,25 +22,11 @@ from ..backend import Local, NumPy
 from ..dims import show
 from ..errors import InternalError, ShapeError
 from ..ir import Cond, Eqn, Graph, Scan, Var, While
-from ..layouts import Mesh
+from .permute import coordinates, index_along
 from .program import Program
 
 Blocks = list[np.ndarray]  # one per device, row-major over the mesh
 Axes = tuple[str, ...]
-
-
-@lru_cache(maxsize=64)
-def coordinates(mesh: Mesh) -> tuple[dict[str, int], ...]:
-    """Every device's coordinates by axis, in row-major order."""
-    return tuple(dict(zip(mesh.axes, place, strict=True)) for place in product(*map(range, mesh.axes.values())))
-
-
-def index_along(mesh: Mesh, coords: dict[str, int], axes: tuple[str, ...]) -> int:
-    """A device's row-major index along these axes."""
-    index = 0
-    for axis in axes:
-        index = index * mesh.axes[axis] + coords[axis]
-    return index
 
 
 def poison(dtype: np.dtype) -> Any:

@@ -18,8 +18,8 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim
-from ..ir import Fuses, Labels, Op, Type
-from ..ops.index_map import replaced
+from ..ir import Fuses, Op, Type
+from ..ops.index_map import one_label, replaced
 
 
 def last(dtype: np.dtype) -> Any:
@@ -29,10 +29,6 @@ def last(dtype: np.dtype) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
         return np.nan
     return True if dtype == np.dtype(bool) else jnp.iinfo(dtype).max
-
-
-def _label(types: tuple[Type, ...], old: Dim, label: str) -> tuple[dict[str, str | None], ...]:
-    return tuple({d.name: label if d == old else d.name for d in t.dims} for t in types)
 
 
 def _begin(c: Local, x: Any, *, over: Dim, run: Dim, place: Any) -> Any:
@@ -60,9 +56,7 @@ BEGIN_SORT = Op(
     "begin_sort",
     type=_begin_type,
     kernel=_begin,
-    rule=lambda x, *, over, run, place: Labels(
-        _label((x,), over, run.name), _label(_begin_type(x, over=over, run=run, place=place), run, run.name)
-    ),
+    rule=lambda x, *, over, run, place: one_label((over,), (x,), run, results=1 if place is None else 2),
     inside_blocks=True,
 )
 

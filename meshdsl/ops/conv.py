@@ -253,9 +253,9 @@ def conv(
     # a dim that is slid over may be given as x's dim; it gets its new size
     named = [d.name if isinstance(d, Dim) and d.name in made and d in x.dims else d for d in split_items(out)]
     shape = pick(named, known.values(), what="output dim")
-    _conv_type(x.type, w.type, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
 
     if not slid:
+        _conv_type(x.type, w.type, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
         return einsum(x, w, out=shape, dtype=sum_dtype)
     return bind1(CONV, x, w, window=slid, kernel=kernel, out=shape, dtype=sum_dtype)
 

@@ -92,6 +92,12 @@ def cast(x: Any, dtype: Any) -> Tensor:
     return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
 
 
+def countable(x: Any) -> Tensor:
+    """A tensor whose elements can be added up: booleans are counted in int32."""
+    x = as_tensor(x)
+    return cast(x, "int32") if kind(x.dtype) == "b" else x
+
+
 def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
     if x.dtype.itemsize != dtype.itemsize:
         raise ShapeError(f"the bits of {x.dtype.name} cannot be read as {dtype.name}: they differ in number")

@@ -68,12 +68,12 @@ def _rows_kernel(c: Local, x: Any, *, dim: Dim, rows: Dim, starts: tuple[int, ..
     return c.xp.dynamic_slice(x, start, size, axis)
 
 
-def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, out: Shape) -> Labels:
-    """Labels that shard the dims `olds` and `new` alike; other dims keep their names as labels."""
+def one_label(olds: Sequence[Dim], ins: Sequence[Type], new: Dim, results: int = 1) -> Labels:
+    """Labels that shard the dims `olds` of operands like `new`, which the results have; others keep their names."""
     names: list[dict[str, str | None]] = [
         {d.name: new.name if d == old else d.name for d in t.dims} for t, old in zip(ins, olds, strict=True)
     ]
-    return Labels(tuple(names), (named(out),))
+    return Labels(tuple(names), (named(replaced(ins[0].dims, olds[0], new)),) * results)
 
 
 ROWS = Op(
@@ -82,7 +82,7 @@ ROWS = Op(
     kernel=_rows_kernel,
     flops=lambda *_, **__: 0,
     linear=Linear.JOINT,
-    rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows, replaced(x.dims, dim, rows)),
+    rule=lambda x, *, dim, rows, starts, axes: one_label((dim,), (x,), rows),
     fuses=Fuses.PICK,
     inside_blocks=True,
 )
@@ -199,7 +199,7 @@ def _ends(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _place_rule(xs: Sequence[Type], dims: Sequence[Dim], whole: Sequence[bool], out: Dim) -> Labels:
-    labels = one_label(dims, xs, out, replaced(xs[0].dims, dims[0], out))
+    labels = one_label(dims, xs, out)
     ins = [
         {d: None if all_here and d == dim.name else label for d, label in names.items()}
         for names, dim, all_here in zip(labels.ins, dims, whole, strict=True)

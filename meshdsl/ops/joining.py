@@ -73,11 +73,8 @@ def _concat_type(*xs: Type, name: str) -> Type:
 
 
 def _concat_vjp(ct: Tensor, *xs: Tensor, name: str) -> tuple[Tensor, ...]:
-    starts, offset = [], 0
-    for x in xs:
-        starts.append(offset)
-        offset += find(name, x.dims).size
-    return tuple(slice(ct, name, start, find(name, x.dims).size) for x, start in zip(xs, starts, strict=True))
+    pieces = _concat_moves(*(x.type for x in xs), name=name).pieces
+    return tuple(slice(ct, name, piece.to, piece.count) for piece in pieces)
 
 
 def _concat_moves(*xs: Type, name: str) -> IndexMap:

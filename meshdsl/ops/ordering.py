@@ -13,8 +13,9 @@ from ..dims import Dim, DimLike, find
 from ..errors import ShapeError
 from ..ir import Fuses, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
-from .dtypes import cast, check_ordered
+from .dtypes import check_ordered, countable
 from .elementwise import stop_gradient
+from .index_map import replaced
 from .indexing import new_dim, put_along
 from .reshape import refill, transpose, trim
 from .slicing import along, shift
@@ -57,11 +58,16 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
-    x = cast(x, "int32") if x.dtype == np.dtype(bool) else x
+    x = countable(x)
     dim = find(over, x.dims)
     total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
     return shift(total, dim, -1 if reverse else 1) if exclusive else total
+
+
+def ranked(x: Type, over: Dim, k: Dim) -> tuple[Type, Type]:
+    """The types of `k` elements along a dim, and of their indices."""
+    shape = replaced(x.dims, over, k)
+    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
 
 
 def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
@@ -75,8 +81,7 @@ def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
     check_ordered("top_k", x.dtype)
     if k.size > over.size:
         raise ShapeError(f"md.top_k of {k!r} out of {over!r}: there are not that many")
-    shape = tuple(k if d == over else d for d in x.dims)
-    return Type(shape, x.dtype), Type(shape, np.dtype(np.int32))
+    return ranked(x, over, k)
 
 
 def _order_vjp(cts: Any, x: Tensor, outs: Any, over: Dim, k: Dim) -> tuple[Tensor]:
@@ -121,7 +126,7 @@ def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
 
 def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:
     check_ordered("sort", x.dtype)
-    return x, Type(x.dims, np.dtype(np.int32))
+    return ranked(x, over, over)
 
 
 SORT = Op(

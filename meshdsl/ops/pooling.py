@@ -20,7 +20,7 @@ from ..dims import ByDim, Dim, Shape, find, show
 from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, tensor
-from .dtypes import cast, kind
+from .dtypes import cast, countable, kind
 from .masking import identity
 from .reductions import spread
 from .reshape import blocked_kernel
@@ -198,8 +198,7 @@ def max_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
 
 def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
     """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
-    x = as_tensor(x)
-    x = cast(x, "int32") if kind(x.dtype) == "b" else x
+    x = countable(x)
     windows = _pool_windows("sum_pool", x, window, stride, padding)
     return bind1(SUM_POOL, x, window=windows) if windows else x
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -58,12 +59,13 @@ HOST = _Host()
 class _Receiver:
     """Receives the operands of one print or callback: the block of each shard, and the shard's index."""
 
-    def __init__(self, label: str, call: Call | None, block: Block, shards: int):
-        self.label, self.call, self.block, self.shards = label, call, block, shards
+    def __init__(self, label: str, call: Call | None, block: Block):
+        self.label, self.call, self.block = label, call, block
+        self.counts = [-(-max(d.size, 1) // max(n, 1)) for d, n in zip(block.dims, block.sizes, strict=True)]  # shards
         self.acts: dict[int, deque[Callable[[], object]]] = defaultdict(deque)
 
     def complete(self) -> bool:
-        return sum(bool(waiting) for waiting in self.acts.values()) == self.shards
+        return sum(bool(waiting) for waiting in self.acts.values()) == math.prod(self.counts)
 
     def __call__(self, x: Any, copy: Any, before: Any, *starts: Any) -> np.ndarray:
         begins = tuple(int(start) for start in starts)
@@ -73,9 +75,8 @@ class _Receiver:
         return np.zeros((), np.bool_)
 
     def _shard(self, starts: tuple[int, ...]) -> int:
-        counts = [-(-max(d.size, 1) // max(n, 1)) for d, n in zip(self.block.dims, self.block.sizes, strict=True)]
         index = 0
-        for start, n, count in zip(starts, self.block.sizes, counts, strict=True):
+        for start, n, count in zip(starts, self.block.sizes, self.counts, strict=True):
             index = index * count + (start // n if n else 0)
         return index
 
@@ -98,19 +99,17 @@ class _Receiver:
 
 
 @functools.lru_cache(maxsize=1024)
-def _receiver(site: object, label: str, call: Call | None, block: Block, shards: int) -> _Receiver:
-    return _Receiver(label, call, block, shards)
+def _receiver(site: object, label: str, call: Call | None, block: Block) -> _Receiver:
+    return _Receiver(label, call, block)
 
 
 def _kernel(c: Local, x: Any, *before: Any, label: str, site: object, call: Call | None = None, axes: Axes = ()) -> Any:
     block = c.ins[0]
     split = {axis for own, n in zip(block.axes, block.sizes, strict=True) if n for axis in own}
-    counts = [-(-d.size // n) if n else 1 for d, n in zip(block.dims, block.sizes, strict=True)]
-    filled = int(np.prod([max(1, n) for n in counts]))
     copies = tuple(axis for axis in axes if axis not in split)  # copies of a block, and of an empty one
     copy = c.index(copies) if copies else 0
     starts = [c.start(block, d) for d in block.dims]
-    return x, c.xp.tell_host(_receiver(site, label, call, block, filled), x, copy, before, *starts)
+    return x, c.xp.tell_host(_receiver(site, label, call, block), x, copy, before, *starts)
 
 
 PRINT = Op(

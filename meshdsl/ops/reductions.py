@@ -16,7 +16,7 @@ from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
-from .dtypes import cast, check_ordered, kind
+from .dtypes import cast, check_ordered, countable
 from .elementwise import logical_not, square, where
 
 
@@ -108,8 +108,7 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
-    x = cast(x, "int32") if kind(x.dtype) == "b" else x
+    x = countable(x)
     return bind1(_SUM, x, over=over_dims(x, over))
 
 

@@ -16,7 +16,7 @@ from ..dims import Dim, DimLike, find
 from ..errors import ShapeError, whole
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, checked_number
-from .index_map import IndexMap, Piece
+from .index_map import IndexMap, Piece, replaced
 from .reshape import blocked_kernel
 
 
@@ -33,8 +33,7 @@ def along(
     """Make an operation that rearranges one dim, `dim`, and may change its size; `pieces` lists the moved elements."""
 
     def shape_of(x: Type, *more: Type, dim: Dim, **params: Any) -> Type:
-        new = infer(dim, **params)
-        return Type(tuple(new if d == dim else d for d in x.dims), x.dtype)
+        return Type(replaced(x.dims, dim, infer(dim, **params)), x.dtype)
 
     def run(c: Local, x: Any, *more: Any, dim: Dim, **params: Any) -> Any:
         return kernel(c, x, *more, axis=c.ins[0].position(dim), dim=dim, **params)

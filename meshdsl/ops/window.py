@@ -14,7 +14,7 @@ Each uses the window `transposed(window)`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,23 +95,25 @@ def numbers(name: str, what: str, value: Any, over: Sequence[str]) -> dict[str, 
 
     Raises `ShapeError` for a dim without a window, and for anything but integers from 1.
     """
-    by_name: dict[str, Any] = dict.fromkeys(over, value)
-    if isinstance(value, Mapping):
-        by_name = {name_of(d): n for d, n in value.items()}
-    _check_named(name, what, by_name, over)
+    by_name = _by_dim(name, what, value, over)
     for d, n in by_name.items():
         if isinstance(n, bool) or not hasattr(n, "__index__") or n < 1:
             raise ShapeError(f"md.{name} takes whole numbers from 1 for its {what}, got {n!r} for dim {d!r}")
     return {d: by_name[d].__index__() if d in by_name else 1 for d in over}
 
 
-def _check_named(name: str, what: str, dims: Iterable[str], over: Sequence[str]) -> None:
-    stray = [d for d in dims if d not in over]
+def _by_dim(name: str, what: str, value: Any, over: Sequence[str]) -> dict[str, Any]:
+    """The values by dim name, from one value for all dims or from a mapping, which may leave out some."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(over, value)
+    by_name = {name_of(d): each for d, each in value.items()}
+    stray = [d for d in by_name if d not in over]
     if stray:
         raise ShapeError(
             f"md.{name} is given a {what} for dim {stray[0]!r}, which is not in its window\n"
             f"  the window's dims are {', '.join(over) or 'none'}"
         )
+    return by_name
 
 
 def by_name(name: str, window: Any, example: str) -> dict[str, Any]:
@@ -122,10 +124,7 @@ def by_name(name: str, window: Any, example: str) -> dict[str, Any]:
 
 def pads_of(name: str, padding: Any, usual: str, over: Sequence[str]) -> dict[str, Any]:
     """The padding of each dim: "same", "valid" or (low, high); `usual` for a dim not named."""
-    by_name = {name_of(d): p for d, p in padding.items()} if isinstance(padding, Mapping) else {}
-    _check_named(name, "padding", by_name, over)
-    if not isinstance(padding, Mapping):
-        by_name = dict.fromkeys(over, padding)
+    by_name = _by_dim(name, "padding", padding, over)
     for d, p in by_name.items():
         pair = isinstance(p, tuple | list) and len(p) == 2 and all(hasattr(n, "__index__") for n in p)
         if not pair and not (isinstance(p, str) and p in ("same", "valid")):

@@ -13,7 +13,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.lowering import Program
-from meshdsl.lowering.simulate import coordinates, index_along
+from meshdsl.lowering.permute import coordinates, index_along
 from meshdsl.models.mlp import mlp
 from meshdsl.models.transformer import lm
 from meshdsl.tools.pictures.picture import Picture

@@ -41,48 +41,43 @@ class Scaling:
     def _record(self, kind: str, n: int) -> dict[str, Any]:
         report = self.reports[kind][n]
         rates = None if report.rates is None else report.rates.to_dict()
-        memory = {"peak_bytes": report.peak_bytes, "fits": report.fits}
         return {
             "devices": n,
             "mesh": dict(report.mesh.axes),
             "rates": rates,
             "efficiency": self.efficiency(kind, n),
-            **memory,
+            "peak_bytes": report.peak_bytes,
+            "fits": report.fits,
         }
 
     def __str__(self) -> str:
         parts = [self.title]
         for kind, reports in self.reports.items():
             if reports:
-                parts.append(f"{TITLES[kind]}\n" + table(HEADER, [self._row(kind, n) for n in reports], "><>>>>>"))
+                rows = [[cell.text for cell in self._row(kind, n)] for n in reports]
+                parts.append(f"{TITLES[kind]}\n" + table(HEADER, rows, "><>>>>>"))
         parts += [f"{name}: {reason}" for name, reason in self.skipped.items()]
         return "\n\n".join(parts)
 
-    def _row(self, kind: str, n: int) -> tuple[str, ...]:
-        report = self.reports[kind][n]
+    def _row(self, kind: str, n: int) -> list[Cell]:
+        report, efficiency = self.reports[kind][n], self.efficiency(kind, n)
         rates = report.rates
         assert rates is not None
-        return (
-            str(n),
-            str(report.mesh),
-            seconds(report.seconds),
-            f"{number(rates.per_second, rates.unit)}/s",
-            percent(rates.mfu, 1),
-            percent(self.efficiency(kind, n), 1),
-            show_bytes(report.peak_bytes) + ("" if report.fits else " !"),
-        )
-
-    def _amounts(self, kind: str, n: int) -> tuple[float | None, ...]:
-        """The numbers by which the cells of a row sort."""
-        report, rates = self.reports[kind][n], self.reports[kind][n].rates
-        assert rates is not None
-        return n, None, report.seconds, rates.per_second, rates.mfu, self.efficiency(kind, n), report.peak_bytes
+        return [
+            Cell(str(n), n),
+            Cell(str(report.mesh)),
+            Cell(seconds(report.seconds), report.seconds),
+            Cell(f"{number(rates.per_second, rates.unit)}/s", rates.per_second),
+            Cell(percent(rates.mfu, 1), rates.mfu),
+            Cell(percent(efficiency, 1), efficiency),
+            Cell(show_bytes(report.peak_bytes) + ("" if report.fits else " !"), report.peak_bytes),
+        ]
 
     def page(self) -> str:
         """The tables and the picture as a self-contained HTML page."""
         sections = [element("h1", html.escape(self.title)), element("div", self.picture(), cls="wide")]
         for kind, reports in self.reports.items():
-            rows = [list(map(Cell, self._row(kind, n), self._amounts(kind, n))) for n in reports]
+            rows = [self._row(kind, n) for n in reports]
             sections += [element("h2", html.escape(TITLES[kind])), sortable(HEADER, rows)]
         return document(self.title, sections)
 

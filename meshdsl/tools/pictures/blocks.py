@@ -16,7 +16,7 @@ from ...errors.markup import axis_class
 from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program
-from ...lowering.simulate import index_along
+from ...lowering.permute import index_along
 from .frames import Frame, Rect, hatched
 from .grid import Grid
 from .picture import Picture, drawing

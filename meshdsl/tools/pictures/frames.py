@@ -15,7 +15,7 @@ from ...dims import Dim
 from ...errors.markup import axis_class
 from ...ir import Var
 from ...lowering import Program
-from ...lowering.simulate import index_along
+from ...lowering.permute import index_along
 
 SHEETS = 4  # sheets that are drawn of a third sharded dim
 THIN = 3.0  # the least width and height of a block, in pixels
