@@ -102,6 +102,18 @@ def test_gradients_of_gradients() -> None:
     np.testing.assert_allclose(second, differences, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("layout", ["a:p", "b:p", "a:p; b:q", "a:p,q", "k:q; b:p"])
+def test_windows_may_exchange_the_names_of_two_dims(layout: str) -> None:
+    rng = np.random.default_rng(0)
+    x, w = md.tensor(rng.integers(-2, 3, (5, 6)), "a b"), md.tensor(rng.integers(-2, 3, (2, 3)), "k l")
+
+    def f(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        return md.conv(x, w, {"b": ("l", "a"), "a": ("k", "b")}, "b a")
+
+    plain = md.conv(x, w, {"a": "k", "b": "l"}, "a b").numpy()
+    np.testing.assert_array_equal(md.compile(f, "p:2 q:2", layout)(x, w).numpy(), plain)
+
+
 def test_no_window_is_a_product() -> None:
     x, w = md.tensor([[1.0, 2.0]], "batch io"), md.tensor([[1.0], [3.0]], "io features")
     assert md.conv(x, w, window={}, out="batch features").numpy().tolist() == [[7.0]]

@@ -235,13 +235,16 @@ def _alone(op: Op) -> Op:
 
     def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
         ins = tuple(Var(t.dims, t.dtype) for t in types)
-        labels = _labels(Eqn(op, ins, (Var(result.dims, result.dtype),), params), sides)
-        whole = touched(tuple(v for v, side in zip(params["window"], sides, strict=True) if side == "whole"))
+        eqn = Eqn(op, ins, (Var(result.dims, result.dtype),), params)
+        labels, read = _labels(eqn, sides), _read(eqn)
+        whole = [v for v, side in zip(params["window"], sides, strict=True) if side == "whole"]
+        read_whole, made_whole = {v.dim for v in whole}, {v.out_dim for v in whole}
 
-        def unlabelled(names: Any) -> dict[str, str | None]:
+        def unlabelled(names: Any, whole: set[str]) -> dict[str, str | None]:
             return {d: None if d in whole else label for d, label in names.items()}
 
-        return Labels(tuple(map(unlabelled, labels.ins)), tuple(map(unlabelled, labels.outs)))
+        operands = [unlabelled(names, read_whole if k < read else made_whole) for k, names in enumerate(labels.ins)]
+        return Labels(tuple(operands), tuple(unlabelled(names, made_whole) for names in labels.outs))
 
     return Op(
         op.name,
