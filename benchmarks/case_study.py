@@ -3,7 +3,7 @@
 For each case: the expert's public recipe as a plan, its predicted time beside the published one, and the best plan that
 `md.search` finds for the same model, batch and machine, starting from the recipe. One JSON line each; `--save` also
 writes them to a file. docs/case_study.md shows the file benchmarks/case_study.json (`--table`, `python
-docs/_ext/pictures.py`); it was made with `--time-limit 300`.
+docs/_ext/pictures.py`) and its numbers (`--numbers`); it was made with `--time-limit 300`.
 """
 
 from __future__ import annotations
@@ -160,6 +160,22 @@ def tables(rows: dict[str, Any]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, marks, *(line.values() for line in lines)))
 
 
+def numbers(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Further numbers of the page."""
+    line: dict[str, Any] = {"case": name, "faster": 1 - row["found"]["seconds"] / row["recipe"]["seconds"]}
+    for which in ("recipe", "found"):
+        cost = row[which]
+        exposed = cost["parts"]["exposed communication"]
+        line |= {f"{which}_gb": cost["peak_bytes"] / 1e9, f"{which}_exposed_s": exposed}
+        line[f"{which}_exposed"] = exposed / cost["seconds"]
+    if row["published_seconds"] is not None:
+        line |= {
+            "published_s": row["published_seconds"],
+            "above": row["published_seconds"] / row["recipe"]["seconds"] - 1,
+        }
+    return line
+
+
 def main() -> int:
     """Print a JSON line for each case, or the page's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,9 +184,14 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=8.0, metavar="SECONDS", help="processor time; 0: no limit")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the rows to a JSON file")
     parser.add_argument("--table", action="store_true", help="only print the table of benchmarks/case_study.json")
+    parser.add_argument("--numbers", action="store_true", help="only print the other numbers of that file")
     options = parser.parse_args()
     if options.table:
         print(tables(json.loads(DATA.read_text(encoding="utf-8"))))
+        return 0
+    if options.numbers:
+        for name, row in json.loads(DATA.read_text(encoding="utf-8")).items():
+            print(json.dumps(numbers(name, row)))
         return 0
     rows: dict[str, Any] = {}
     for name in options.cases or CASES:

@@ -43,6 +43,12 @@ GROUPS = {
         "{size}.{machine}.{devices}.{router}.{overlap}",
         OVERLAP,
     ),
+    "ragged_steps": Group(
+        "benchmarks.overlap --one-group --exchange ragged --sizes S --machines a100-p4de v100-p3dn --modes none",
+        "{size}.{machine}",
+        {"step": "{step_ms:.1f}"},
+    ),
+    "family": Group("benchmarks.overlap_family --layers 12 36", "{layers}.{overlap}", TIMES),
     "gshard": Group(
         "benchmarks.moe_family parameters steps",
         "{experts}.{layers}",
@@ -50,6 +56,7 @@ GROUPS = {
             "parameters": "{parameters:,}", "rate": "{steps_a_second:.2f}", "peak": "{peak_gigabytes:.1f}",
             "weights": "{weights_gigabytes:.1f}", "activations": "{activations_gigabytes:.1f}",
             "temporary": "{temporary_gigabytes:.1f}", "days": "{days:.1f}", "core_years": "{core_years:.1f}",
+            "billions": "{billions:,.1f}", "millions": "{millions_on_a_device:,.0f}",
         },
     ),
     "gshard_batch": Group(
@@ -116,11 +123,27 @@ GROUPS = {
     "slices": Group(
         "benchmarks.steps --slices", "{slices}.{steps}", {"stated": "{stated_mb:.1f}", "dcn": "{dcn_mb:.1f}"}
     ),
+    "pipeline_search": Group(
+        "benchmarks.plan_search --pipelines",
+        "{case}",
+        {
+            "stages": "{stages}", "step": "{step_s:.2f}", "without": "{without_s:.2f}", "ticks": "{ticks_s:.2f}",
+            "list": "{list_s:.2f}",
+        },
+    ),
+    "tick_windows": Group(
+        "benchmarks.pipelines --ticks",
+        "{overlap}",
+        {
+            "cycles": "{cycles:,}", "peak": "{peak_mb}", "collectives": "{collectives}",
+            "asynchronous": "{asynchronous}", "predicted": "{predicted_ms:.1f}", "exposed": "{exposed_ms:.1f}",
+        },
+    ),  # with a Python that has the extra `aot`
     "pipelines": Group(
         "benchmarks.pipelines --chunks",
         "chunks.{chunks}",
         {"predicted": "{predicted_ms:.1f}", "cycles": "{cycles:,}", "peak": "{peak_bytes:,}"},
-    ),  # with a Python that has the extra `aot`
+    ),  # the same
     "gpipe": Group(
         "benchmarks.pipelines --gpipe",
         "{attention}",
@@ -173,6 +196,23 @@ GROUPS = {
             "saved": "{saved:.0%}", "padding": "{padding_mb:.2f}", "whole": "{whole_axis_ms:.2f}",
             "whole_padding": "{whole_axis_padding_mb:.0f}",
             "peak_replicated": "{replicated_peak_mb:,}", "peak_sharded": "{sharded_peak_mb:,}",
+        },
+    ),
+    "balance": Group("benchmarks.attention --rounds 0", "{devices}.{group}", {"ratio": "{ratio:.2f}"}),
+    "imbalance": Group(
+        "benchmarks.attention --rounds 0", "{devices}.{zigzag}", {"above": "{slowest_above_mean:.0%}"}
+    ),
+    "long_attention": Group(
+        "benchmarks.attention --rounds 0", "{method}.{layout}", {"peak": "{peak_gb:.1f}", "seconds": "{seconds:.1f}"}
+    ),
+    "case_study": Group(
+        "benchmarks.case_study --numbers",
+        "{case}",
+        {
+            "faster": "{faster:.0%}", "recipe_gb": "{recipe_gb:.1f}", "found_gb": "{found_gb:.1f}",
+            "recipe_exposed": "{recipe_exposed:.0%}", "found_exposed": "{found_exposed:.0%}",
+            "recipe_exposed_s": "{recipe_exposed_s:.2f}", "found_exposed_s": "{found_exposed_s:.2f}",
+            "published": "{published_s:.2f}", "above": "{above:.0%}",
         },
     ),
     "ranges": Group("tests.overlap.range_lengths", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),

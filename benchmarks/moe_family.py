@@ -64,6 +64,8 @@ def parameters() -> Iterator[dict[str, Any]]:
             "parameters": total,
             "of_experts": split,
             "on_a_device": total - split + split // experts,
+            "billions": total / 1e9,
+            "millions_on_a_device": (total - split + split // experts) / 1e6,
             "paper_billions": BILLIONS[experts, layers],
             "ratio": round(total / BILLIONS[experts, layers] / 1e9, 3),
         }

@@ -2,8 +2,8 @@
 
 The setting is that of Lancet's evaluation (Jiang et al., 2024, section 7): length 512, two experts per device, experts
 in every second layer, capacity factor 1, SGD with momentum. The batch per device is 24 (S) and 48 (L) on A100, and 16
-and 8 on V100. All times are those of the cost model's timeline. `none` is the scanned program, with the overlap that
-the compiler is assumed to find.
+and 8 on V100. All times are those of the cost model's timeline. `none` is the scanned program, and `unrolled` the same
+layer by layer, with the overlap that the compiler is assumed to find.
 
     python -m benchmarks.overlap                            # S and L on 16 A100
     python -m benchmarks.overlap --sizes S --machines v100-p3dn --devices 16 32 64 --routers switch batch_prioritised
@@ -28,7 +28,7 @@ from meshdsl.models.gpt_moe import gpt2_moe, gpt2_moe_large
 
 MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
 BATCH = {("S", "a100-p4de"): 24, ("L", "a100-p4de"): 48, ("S", "v100-p3dn"): 16, ("L", "v100-p3dn"): 8}
-MODES = ("none", "experts", "dw", "partition", "lancet", "list", "skew", "halves")
+MODES = ("none", "unrolled", "experts", "dw", "partition", "lancet", "list", "skew", "halves")
 
 
 def workload(size: str, machine: str, devices: int, router: str) -> md.Workload:
@@ -58,8 +58,9 @@ def row(
         f"rows:{devices}",
         "batch:rows; group:rows; expert:rows",
         donate=(0, 1),
-        overlap=mode,
-        machine=None if mode == "none" else f"{machine}:compiled",
+        overlap="none" if mode == "unrolled" else mode,
+        unroll=mode == "unrolled",
+        machine=None if mode in ("none", "unrolled") else f"{machine}:compiled",
     )
     report = step.cost(*model.specs(), machine=f"{machine}:compiled")
     return {

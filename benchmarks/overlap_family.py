@@ -1,5 +1,5 @@
 """Overlap plans of GShard's models with 2,048 experts on 2,048 A100, predicted, with the planning time, as JSON lines.
-A device has one group, so parts are cut along the slots of the experts.
+A device has one group, so parts are cut along its tokens, or the slots of the experts: `chosen` says which.
 
     python -m benchmarks.overlap_family --layers 12 36
 """

@@ -8,10 +8,12 @@ the difference between steps of 8 and 4 micro-batches. `cycles` are the compiler
     python -m benchmarks.pipelines                      # M = 8, 16, 64, with full rematerialisation
     python -m benchmarks.pipelines 8 32 --remat none
     python -m benchmarks.pipelines --chunks             # 1 and 2 chunks, of stages of 4 layers, with M = S
+    python -m benchmarks.pipelines --ticks              # v6e, 2 stages with 4 chips each, without and with "ticks"
     python -m benchmarks.pipelines --gpipe              # beside handwritten/gpipe.py, with M = 4S
     python -m benchmarks.pipelines --cpu --rounds 40    # CPU time of both, for a small model on four CPU devices
 
-Of chunks, `predicted_ms` and `predicted_bytes` are of the cost model for a v5e.
+Of chunks and ticks, `predicted_ms`, `exposed_ms` and `predicted_bytes` are of the cost model for the chip. Of ticks,
+`asynchronous` counts all collectives of the text that start and end apart, out of `collectives`.
 
 Beside GPipe, `attention` is "fused" (our kernel, and JAX's splash attention; the compiler states no cycles for either)
 or "plain" (blocks of at most 512 x 512, and one block). Both recompute the layers. Ratios are ours to GPipe's.
@@ -72,6 +74,25 @@ def beside_chunks(layers: int = 4) -> None:
                "predicted_ms": round(1e3 * report.seconds, 1), "cycles": text.cycles,
                "bubble": round(step.pipelines(*specs)[0].bubble, 3),
                "predicted_bytes": report.peak_bytes, "peak_bytes": text.memory.peak}  # fmt: skip
+        print(json.dumps(row), flush=True)
+
+
+def beside_ticks(microbatches: int = 4) -> None:
+    """Print time, memory and asynchronous collectives on v6e without and with overlap in a tick."""
+    model = MODEL.replace(batch=PART * microbatches, layers=2 * LAYERS)
+    layout, specs = "layer:stages; heads:cols; d_ff:cols; vocab:cols", model.specs()
+    for overlap in ("none", "ticks"):
+        machine = None if overlap == "none" else "tpu-v6e"
+        plan = md.Plan("stages:2 cols:4", layout, microbatches=microbatches, overlap=overlap, machine=machine)
+        step = md.compile(model.train_step(), plan=plan, donate=(0, 1))
+        report = step.cost(*specs, machine="tpu-v6e")
+        text = md.compile_for("tpu:v6e:2x4", step.program(*specs), donated=step.donated(*specs))
+        assert text.cycles is not None and text.memory is not None
+        row = {"figure": "ticks", "overlap": overlap, "chosen": step.overlap.chosen, "cycles": text.cycles,
+               "peak_mb": round(text.memory.peak / 1e6), "collectives": len(text.collectives),
+               "asynchronous": sum(each.asynchronous for each in text.collectives),
+               "predicted_ms": round(1e3 * report.seconds, 1),
+               "exposed_ms": round(1e3 * report.exposed, 1)}  # fmt: skip
         print(json.dumps(row), flush=True)
 
 
@@ -142,6 +163,7 @@ def main() -> int:
     parser.add_argument("--remat", default="full", help="a rematerialisation, as in md.Plan")
     parser.add_argument("--gpipe", action="store_true", help="cycles and peak memory beside GPipe by hand instead")
     parser.add_argument("--chunks", action="store_true", help="1 and 2 chunks of each stage instead")
+    parser.add_argument("--ticks", action="store_true", help="overlap in a tick, on v6e, instead")
     parser.add_argument("--cpu", action="store_true", help="CPU time beside GPipe by hand instead")
     parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds of --cpu")
     options = parser.parse_args()
@@ -153,6 +175,9 @@ def main() -> int:
         return 0
     if options.chunks:
         beside_chunks()
+        return 0
+    if options.ticks:
+        beside_ticks()
         return 0
     if options.cpu:
         return 0 if on_cpu(options.rounds) else 1

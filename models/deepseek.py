@@ -9,13 +9,13 @@ second token (section 2.2) is left out. The layouts are those of models/mixtral.
 By default, no token is dropped: the experts compute grouped products, which gather experts that are on different
 devices. The preset `deepseek_v3` keeps them where they are and sends slots: with `capacity_factor=1.25`, a sequence is
 a group, and tokens beyond an expert's slots skip it. The paper drops none (`capacity_factor=0`). `nodes=8` also sends a
-token once to each node that has experts for it (section 2.1.2); the layout then names `node` and `node_expert`, such as
-"batch:gpu,node; node_batch:gpu; node:node; node_expert:gpu", instead of `expert`.
+token once to each node that has experts for it (section 2.1.2); the layout then names `node` and `node_expert` instead
+of `expert`. `deepseek_by_node` and `deepseek_v3_by_node` have as many nodes as groups, and layouts for them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import meshdsl as md
@@ -23,7 +23,9 @@ from meshdsl.models import causal, deepseek_names, mixtral
 from meshdsl.models.latent_attention import LatentAttention
 from meshdsl.models.rotary import Rotary
 
-__all__ = ["Config", "deepseek", "deepseek_v3", "network"]
+__all__ = [
+    "NODE_LAYOUTS", "Config", "deepseek", "deepseek_by_node", "deepseek_v3", "deepseek_v3_by_node", "network",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,16 @@ class Config(causal.Config):
     nodes: int = 0  # to each of which a token is sent once, for all its experts there; 0: once for each expert
     dispatch: str = "auto"  # of md.nn.moe_layer; auto: "grouped" if no token is dropped, else "index"
     rotary: Rotary = Rotary()  # noqa: RUF009 - a frozen value
+
+
+_NODE = "batch:gpu,node; node_batch:gpu; node:node; node_expert:gpu"
+NODE_LAYOUTS = {
+    "empty": ("rows:8", ""),
+    "data": ("rows:8", "batch:rows; node_batch:rows; expert_batch:rows"),
+    "node": ("node:2 gpu:2", _NODE),
+    "node_zero": ("node:2 gpu:2", f"{_NODE}; vocab:gpu,node; heads:gpu,node"),
+    "node_model": ("node:2 gpu:2 cols:2", f"{_NODE}; vocab:cols; d_ff:cols; heads:cols"),
+}
 
 
 def network(config: Config) -> tuple[causal.Network, causal.Empty]:
@@ -92,3 +104,5 @@ deepseek_v3 = deepseek.replace(
     best_groups=4, rotary=Rotary(10000.0, 40.0, "yarn", 1.0, 32.0, 4096, 1.0), compute_dtype="bfloat16",
     capacity_factor=1.25, remat=True,
 )  # fmt: skip
+deepseek_by_node = replace(deepseek.replace(nodes=4, capacity_factor=1.25), layouts=NODE_LAYOUTS)
+deepseek_v3_by_node = replace(deepseek_v3.replace(nodes=8), layouts=NODE_LAYOUTS)

@@ -35,7 +35,8 @@ def tensors(config: Any) -> dict[str, tuple[str, str]]:
         if path == "dense":
             parts |= {"feed_forward": ("mlp", _PARTS)}
         else:
-            parts |= {"shared": ("mlp.shared_experts", _PARTS), "moe": ("mlp.experts.{expert}", _EXPERTS)}
+            expert = "{node node_expert}" if config.nodes else "{expert}"
+            parts |= {"shared": ("mlp.shared_experts", _PARTS), "moe": (f"mlp.experts.{expert}", _EXPERTS)}
             lines["layer/moe/gate"] = f"{name}.mlp.gate.weight", "gate, model"
             lines["layer/moe/gate_bias"] = f"{name}.mlp.{_BIAS}", "gate"
         for ours, (theirs, table) in parts.items():

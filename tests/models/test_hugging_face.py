@@ -31,22 +31,25 @@ MODELS: dict[str, md.Workload] = {
     "gemma2": gemma2.gemma2, "gemma3": gemma3.gemma3, "deepseek_v3": deepseek.deepseek,
     "vit": vit.vit, "resnet_basic": resnet_bn.resnet_bn, "resnet_bottleneck": resnet_bn.resnet_bn,
     "t5": t5.t5, "t5_gated": t5.t5, "mamba": mamba.mamba,
+    "deepseek_v3 by node": deepseek.deepseek_by_node.replace(capacity_factor=0.0, dispatch="index"),
 }  # fmt: skip
 TOLERANCE = 1e-13  # of logits of size 3, and of gradients of size 0.5
+
+
+def directory(name: str) -> Path:
+    return REFERENCES / name.partition(" ")[0]
 
 
 @functools.cache
 def reference(name: str) -> dict[str, np.ndarray]:
     """Tokens, targets, logits, loss and greedy tokens."""
-    return {
-        key: np.array(entry.view()) for key, entry in header_of(REFERENCES / name / "reference.safetensors").items()
-    }
+    return {key: np.array(entry.view()) for key, entry in header_of(directory(name) / "reference.safetensors").items()}
 
 
 @functools.cache
 def imported(name: str) -> tuple[md.Workload, dict[str, md.Tensor]]:
     """The workload for the batch of the reference, and its parameters in float64."""
-    workload, params = md.import_hugging_face(REFERENCES / name, MODELS[name], dtype="float64")
+    workload, params = md.import_hugging_face(directory(name), MODELS[name], dtype="float64")
     shapes = {d.name: d.size for x in batch_of(name).values() for d in x.dims}
     return workload.replace(**{d: n for d, n in shapes.items() if hasattr(workload.config, d)}), params
 
@@ -56,7 +59,7 @@ def gradients(name: str) -> dict[str, np.ndarray]:
     """The reference's gradients, by our paths."""
     workload, _ = imported(name)
     assert workload.hugging_face is not None
-    stored = header_of(REFERENCES / name / "gradients.safetensors")
+    stored = header_of(directory(name) / "gradients.safetensors")
     found = read_params(rules_of(workload, workload.hugging_face), stored, "float64", None, None, None)
     return {path: x.numpy() for path, x in found.items()}
 
@@ -103,6 +106,7 @@ QUICK = [
     ("mixtral", "zero_context"),
     ("gemma2", "data_model"), ("gemma2", "zero_context"), ("gemma3", "sequence"), ("gemma3", "context"),
     ("deepseek_v3", "zero_context"), ("deepseek_v3", "expert_model"), ("deepseek_v3", "sequence"),
+    ("deepseek_v3 by node", "node_zero"), ("deepseek_v3 by node", "node_model"),
     ("vit", "zero"), ("vit", "sequence"), ("vit", "context"), ("resnet_bottleneck", "spatial"),
     ("t5", "context"), ("t5_gated", "sequence"), ("mamba", "zero"), ("mamba", "sequence"),
     ("mamba", "context"),
@@ -129,7 +133,7 @@ def test_running_statistics_equal_those_of_transformers(layout: str):
     program = md.compile(workload.train_step(), *workload.layouts[layout]).program(params, state, batch_of(name))
     found = md.simulate(program, *jax.tree.leaves((params, state, batch_of(name))))
     after = dict(zip(sorted(params), found, strict=False))
-    stored = header_of(REFERENCES / name / "reference.safetensors")
+    stored = header_of(directory(name) / "reference.safetensors")
     rules = {p: r for p, r in rules_of(workload, workload.hugging_face).items() if p.endswith(("/mean", "/var"))}
     names = {key.removeprefix("after/"): x for key, x in stored.items() if key.startswith("after/")}
     expected = read_params(rules, names, "float64", None, None, None)
@@ -206,6 +210,7 @@ def continued(name: str, mesh: str, layout: str, *key: md.Tensor) -> np.ndarray:
         ("gemma2", "model"),
         ("gemma3", "context"),
         ("deepseek_v3", "expert_model"),
+        ("deepseek_v3 by node", "node_model"),
         ("gpt2", "sequence"),
         ("mixtral", "expert_model"),
         ("t5", "model"),
@@ -236,16 +241,17 @@ def bits(directory: Path) -> dict[str, tuple[Any, ...]]:
         ("llama2", "heads:b model:a vocab:b"), ("gpt2", "layer:a model:b vocab:a"), ("llama3", ""),
         ("mixtral", "expert:a d_ff:b heads:b"), ("qwen3", "head:a"),
         ("gemma2", "model:a heads:b d_ff:b"), ("gemma3", "model:a heads:b"), ("deepseek_v3", "expert:a heads:b"),
+        ("deepseek_v3 by node", "node:a node_expert:b"),
         ("vit", "length:a d_ff:b height_window:b"),
         ("resnet_bottleneck", "middle2:a stage1:b layer1:a"),
         ("t5_gated", "heads:a bucket:b d_ff:b"), ("mamba", "inner:a vocab:b"),
     ],
 )  # fmt: skip
 def test_import_and_export_is_bitwise_the_same(name: str, layout: str, tmp_path: Path):
-    workload, params = md.import_hugging_face(REFERENCES / name, MODELS[name], "a:3 b:2", layout)
+    workload, params = md.import_hugging_face(directory(name), MODELS[name], "a:3 b:2", layout)
     md.export_hugging_face(params, workload, tmp_path / "out", largest_file=6000)
     assert (tmp_path / "out" / "model.safetensors.index.json").exists()
-    assert bits(tmp_path / "out") == bits(REFERENCES / name)
+    assert bits(tmp_path / "out") == bits(directory(name))
     again, _ = md.import_hugging_face(tmp_path / "out", MODELS[name])
     assert again.config == workload.config
 
@@ -302,6 +308,17 @@ def test_lists_and_offsets_of_a_table():
     assert hub.problems[0] == "widths is [4, 0], and must be a list of positive integers"
     rule = rule_of("w", ("a.{layer+2}.b.{expert}", "io"), md.dims("layer:2 expert:2 io:3"))
     assert [named.name for named in rule.names()] == ["a.2.b.0", "a.2.b.1", "a.3.b.0", "a.3.b.1"]
+
+
+def test_one_index_of_two_dims_of_a_table():
+    rule = rule_of("w", ("a.{node expert}", "io"), md.dims("node:2 expert:3 io:2"))
+    assert [named.name for named in rule.names((1, 1, 0), (1, 2, 2))] == ["a.4", "a.5"]
+
+
+def test_deepseek_by_node_keeps_the_node_limit_of_the_file():
+    """A token of these weights has experts in two of four groups, which are the nodes."""
+    config = imported("deepseek_v3 by node")[0].config
+    assert (config.nodes, config.groups, config.best_groups, config.chosen) == (4, 4, 2, 3)
 
 
 def test_a_statistic_that_is_no_parameter_is_an_error():

@@ -2,7 +2,8 @@
 
 A line is `path: (name, axes)`. Commas separate the axes of the file's tensor, and spaces the dims of ours that one axis
 flattens, major first. `{layer}` in a name is an index along the dim `layer`: one tensor for each; `{2*layer+1}` is
-twice the index and one more. `1/3` is the second of three equal parts of an axis. So these two lines
+twice the index and one more, and `{node expert}` counts the elements of two dims, major first. `1/3` is the second of
+three equal parts of an axis. So these two lines
 
     "layer/attention/wk": ("model.layers.{layer}.self_attn.k_proj.weight", "heads head, model")
     "layer/attention/wk": ("h.{layer}.attn.c_attn.weight", "model, 1/3 heads head")
@@ -12,6 +13,7 @@ read a parameter [layer, model, heads, head] from one matrix for each layer, tra
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -25,7 +27,7 @@ from ...dims import Shape
 from ...errors import ShapeError
 from .config import HubConfig
 
-STACKED = re.compile(r"\{(?:(\d+)\*)?(\w+)(?:\+(\d+))?\}")  # a factor, the index of a stacked dim, what is added
+STACKED = re.compile(r"\{(?:(\d+)\*)?(\w+(?: \w+)*)(?:\+(\d+))?\}")  # a factor, stacked dims, what is added
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,13 @@ class Rule:
 
     def _named(self, index: Mapping[str, int]) -> str:
         """The name with the indices of the stacked dims."""
-        return STACKED.sub(lambda m: str(int(m[1] or 1) * index[m[2]] + int(m[3] or 0)), self.name)
+        sizes = {d.name: d.size for d in self.dims}
+
+        def number(match: re.Match[str]) -> str:
+            place = functools.reduce(lambda n, dim: n * sizes[dim] + index[dim], match[2].split(), 0)
+            return str(int(match[1] or 1) * place + int(match[3] or 0))
+
+        return STACKED.sub(number, self.name)
 
     def arranged(self, stored: np.ndarray) -> np.ndarray:
         """A view of the file's tensor with the parameter's dims in its order, without the stacked ones."""
@@ -140,7 +148,7 @@ def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
     ((5, 6), ['h.0.weight', 'h.1.weight'])
     """
     name, axes = line[0], tuple(tuple(axis.split()) for axis in line[1].split(",")) if line[1].strip() else ()
-    stacked = tuple(match[2] for match in STACKED.finditer(name))
+    stacked = tuple(dim for match in STACKED.finditer(name) for dim in match[2].split())
     named = [*stacked, *(item for axis in axes for item in axis if "/" not in item)]
     if sorted(named) != sorted(d.name for d in shape):
         raise ShapeError(
