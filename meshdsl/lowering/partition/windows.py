@@ -30,7 +30,7 @@ from ...layouts.sharding import Axes
 from ...ops.index_map import IndexMap, Piece
 from ...ops.masking import identity
 from ...ops.pooling import SUM_EQUAL
-from ...ops.window import Window, touched
+from ...ops.window import Window
 from .index_map import lower_index_map, resized
 from .scope import Scope
 
