@@ -49,7 +49,7 @@ class Traced:
             return function(*tree.tree_unflatten(structure, xs))
 
         try:
-            with tracing_for(self.target), jax.ensure_compile_time_eval():  # constants have values inside jax.jit too
+            with tracing_for(self.target):
                 traced, captures, self.result = trace(flat, types, paths, closed=True)
         except MeshdslError:
             raise

@@ -42,8 +42,9 @@ def tensor(array: Any, dims: DimsLike = ()) -> Tensor:
 
 
 def on_device(array: np.ndarray) -> jax.Array:
-    """A copy on the default device; `jnp.asarray` would compile a program for each shape."""
-    return jax.device_put(np.array(array))
+    """A copy on the default device, of known values also inside `jax.jit`."""
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.array(array))  # `jnp.asarray` would compile a program for each shape
 
 
 def key_words(key: jax.Array) -> jax.Array:

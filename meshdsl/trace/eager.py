@@ -17,7 +17,7 @@ from ..backend.typed import untyped
 from ..dims import Shape
 from ..errors import ShapeError
 from ..ir import Op, Params, Type, exact
-from .arguments import check_dtypes
+from .arguments import check_dtypes, on_device
 from .tensors import Tensor
 
 SMALL = 1024  # elements
@@ -39,7 +39,7 @@ def run_eagerly(op: Op, ins: Sequence[Tensor], types: Sequence[Type], params: An
 def _computed(op: Op, arrays: Sequence[Any], shapes: tuple[Shape, ...], types: tuple[Type, ...], params: Any) -> Any:
     if not arrays and all(math.prod(d.size for d in t.dims) <= SMALL for t in types):
         # NumPy computes what has no operands: a compilation for each number in a user's code costs more
-        return [jax.device_put(np.array(x)) for x in run_kernel(op, NumPy, (), (), types, params)]
+        return [on_device(x) for x in run_kernel(op, NumPy, (), (), types, params)]
     if all(isinstance(value, Hashable) and not callable(value) for value in params.values()):
         key = tuple((name, exact(value)) for name, value in params.items())
         return _compiled_kernel(op, shapes, types, _Params(key, params))(*arrays)

@@ -207,7 +207,7 @@ def test_a_tensor_that_jax_traces_is_no_constant() -> None:
 def test_constants_of_a_function_that_is_first_called_inside_jit() -> None:
     def f(x: md.Tensor) -> md.Tensor:
         noise = md.random.normal(md.random.key(0), "n:4", "float64")
-        return x * md.tensor(np.arange(4.0), "n") + noise + jnp.float64(2) * md.tensor(1.0)
+        return x * md.tensor(np.arange(4.0), "n") + noise + md.tensor(2.0)
 
     @jax.jit
     def inside(a: Any) -> Any:
