@@ -144,7 +144,8 @@ def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
 def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
     """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's dims.
 
-    Dims of size 1 are removed first: they may be stored with padding, and have the name of a dim of the target.
+    Dims of size 1 are removed first: they may be stored with padding, and have the name of a dim of the target. A group
+    with the name of another group's target becomes a run too, so that its name is free when that target is restored.
     """
     (x,), (out,) = ins, outs
     extents = scope.setting.extents
@@ -153,9 +154,14 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
         longer_x = Var(longer, x.dtype, "", x.sharding)
         scope.add(RESHAPE, [x], [longer_x], eqn, shape=longer)
         x = longer_x
-    for left, right in long_groups(x.dims, out.dims):
+    pairs, restored = long_groups(x.dims, out.dims), list[tuple[Dim, Shape, Axes]]()
+    for left, right in pairs:
         axes = assigned.get(right[0].name, ())
-        if not axes or _aligned(scope, left, right, axes):
+        reused = {d.name for _, other in pairs if other is not right for d in other} & set(names(left))
+        if not reused and (not axes or _aligned(scope, left, right, axes)):
+            continue
+        if not axes:
+            x = _relabel(scope, eqn, x, left, (Dim(f"{left[0].name}__run", size_of(left)),), ())
             continue
         runs = [
             Dim(f"{side[0].name}__run{i}", extents.padded(side[0]) * size_of(side[1:]))
@@ -164,7 +170,10 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
         x = _relabel(scope, eqn, x, left, (runs[0],), axes)
         y = resized(x, runs[0], runs[1], axes)
         lower_index_map(scope, eqn, [x], IndexMap((runs[0],), runs[1], (Piece(0, 0, 0, size_of(left)),)), axes, y)
-        x = _relabel(scope, eqn, y, (runs[1],), right, axes)
+        x = y
+        restored.append((runs[1], right, axes))
+    for run, right, axes in restored:
+        x = _relabel(scope, eqn, x, (run,), right, axes)
     scope.add(eqn.operation, [x], outs, eqn, **eqn.params)
 
 

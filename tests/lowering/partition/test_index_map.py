@@ -93,6 +93,20 @@ def test_merges_beside_dims_of_size_one(layout: str, into: str) -> None:
             both_ways(lambda t, order=order: md.flatten(t, order, into), [t], "a:2 b:2", layout)
 
 
+@pytest.mark.parametrize(
+    ("dims", "into", "mesh", "layout"),
+    [
+        ("x:4 y:4", "y:4 x:4", "a:3 b:2", "x:b; y:a"),
+        ("x:6 y:2 z:2 w:3", "w:2 x:6 y:3 z:2", "a:3 b:2", "w:a,b"),
+        ("x:5 y:8 z:2 w:2", "y:5 x:2 z:2 w:8", "a:3 b:4", "w:a; x:b"),
+        ("x:6 y:6 z:3", "z:36 x:3", "a:3 b:4", "x:b"),
+    ],
+)
+def test_reshapes_into_names_of_other_dims(dims: str, into: str, mesh: str, layout: str) -> None:
+    t = integers(np.random.default_rng(4), tuple(d.size for d in md.dims(dims)), dims)
+    both_ways(lambda t: md.reshape(t, into), [t], mesh, layout)
+
+
 @pytest.mark.parametrize(("mesh", "layout"), SPLITS)
 def test_slices_at_a_traced_place(mesh: str, layout: str) -> None:
     rng = np.random.default_rng(2)
