@@ -331,10 +331,10 @@ _CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve"
 
 
 def _live(jaxpr: Any) -> set[Any]:
-    """The variables on which results or effects depend."""
+    """The variables on which results, effects or equations without results depend."""
     live = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not live.isdisjoint(eqn.outvars):
+        if eqn.effects or not eqn.outvars or not live.isdisjoint(eqn.outvars):
             live.update(v for v in eqn.invars if not isinstance(v, Literal))
     return live
 

@@ -91,6 +91,12 @@ def test_numbers_have_no_shape_to_read() -> None:
     assert md.map(lambda x: x / x.size, md.tensor(3.0)).item() == 3
 
 
+def test_the_gradient_of_a_choice_among_no_elements() -> None:
+    """JAX leaves a call without results in it, which reads what no result depends on."""
+    grad = md.grad(lambda x: md.sum(md.map(lambda a: jnp.where(a > 0, a, 2 * a), x)))
+    assert md.compile(grad, "r:2", "a:r")(md.zeros("a:5 b:0")).shape == (5, 0)
+
+
 def test_gradients_of_elementwise_functions_are_taken() -> None:
     x = md.tensor(np.linspace(-2, 2.5, 12, dtype=np.float32).reshape(4, 3), "a b")
     for name, f in TAKEN.items():
