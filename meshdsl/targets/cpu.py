@@ -6,4 +6,4 @@ from ..lowering.emit import Emission
 from .target import MemoryRules, Target
 
 NO_RAGGED = Emission(ragged=False)  # JAX has no ragged exchange there
-CPU = Target("cpu", devices=("CPU",), emission=NO_RAGGED, memory=MemoryRules(in_place=False))
+CPU = Target("cpu", devices=("CPU device",), emission=NO_RAGGED, memory=MemoryRules(in_place=False))

@@ -183,7 +183,7 @@ WRONG = {
     "fraction": (("0.9]", "1.5]"), "efficiency[2]: a number above 0 and at most 1 is expected, got 1.5"),
     "order": (("[1e10, 0.9]", "[1e8, 0.9]"), "efficiency: the first of each pair [FLOPs, fraction] must increase"),
     "no pairs": (("[1e6, 0.1], ", "3, "), "efficiency: a list of pairs [FLOPs, fraction] is expected"),
-    "device": (('device = "GPU"', 'device = "Gpu"'), "device: unknown 'Gpu'; there are: chip, core, GPU, CPU"),
+    "device": (('device = "GPU"', 'device = "Gpu"'), "device: unknown 'Gpu'; there are: chip, core, GPU, CPU device"),
     "level kind": (('"switch"', '"swich"'), "network.level[0].kind: unknown 'swich'; did you mean 'switch'?"),
     "level axes": (("{ gpu = 8 }", "{ gpu = 8, node = 2 }"), "network.level[0].axes: a switch has one axis, got"),
     "level size": (("{ gpu = 8 }", "{ gpu = 0 }"), "network.level[0].axes.gpu: a whole number of at least 1"),
