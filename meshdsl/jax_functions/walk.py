@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..backend.jaxprs import CALLS, inner, opened
-from ..errors import Where, users_line
+from ..errors import TraceError, Where, users_line
 from .table import FIRST, JOINT, PRODUCTS, SUM, TABLE, Equation, equation
 
 
@@ -340,6 +341,11 @@ def _live(jaxpr: Any) -> set[Any]:
 
 
 def _bits(x: Any) -> Any:
+    if isinstance(x, Tracer):
+        raise TraceError(
+            f"a function closes over an array that a JAX transformation traces: {x.aval.str_short()}\n"
+            "  pass it to the function as one of its tensors: md.tensor(array, dims)"
+        )
     if jax.numpy.issubdtype(getattr(x, "dtype", np.dtype(object)), jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x)

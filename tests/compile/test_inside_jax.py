@@ -204,6 +204,14 @@ def test_a_tensor_that_jax_traces_is_no_constant() -> None:
         jax.jit(f)(jnp.ones(4))
 
 
+def test_an_array_that_jax_traces_is_no_constant_of_a_mapped_function() -> None:
+    def f(a: Any) -> Any:
+        return md.compile(lambda x: md.map(lambda z: z * a[0], x), "r:2", "n:r")(md.tensor(a, "n")).array
+
+    with pytest.raises(md.TraceError, match="closes over an array that a JAX transformation traces"):
+        jax.jit(f)(jnp.ones(4))
+
+
 def test_constants_of_a_function_that_is_first_called_inside_jit() -> None:
     def f(x: md.Tensor) -> md.Tensor:
         noise = md.random.normal(md.random.key(0), "n:4", "float64")
