@@ -19,6 +19,7 @@ from ..control.batching import batched
 from ..control.derivatives import jvp
 from ..dims import Dim
 from ..ir import Graph, Type, walk
+from ..layouts.layout import within
 from ..lowering.partition.legality import named_by_layouts
 from ..ops.creation import zeros_like
 from ..trace import Tensor, evaluate, location, tree
@@ -69,7 +70,7 @@ class ArrayFunction:
         structure = tree.tree_structure(tuple(range(len(self.ins))))
         traced = Traced(lambda *xs: list(self.apply(*xs)), structure, self.ins, self.labels, self.like.platform)
         options = Options(attention_kernel=self.like.options.attention_kernel)
-        layout = self.like.layout.within(*named_by_layouts(traced.begun[-1].graph, None))  # it may lack dims of `like`
+        layout = within(self.like.layout, *named_by_layouts(traced.begun[-1].graph, None))  # it may lack dims of `like`
         return Stages(traced, self.like.mesh, layout, (), options)
 
     @property

@@ -17,7 +17,7 @@ Pairs = list[tuple[int, int]]  # (sender, receiver), numbered row-major over the
 
 @dataclass(frozen=True)
 class BlockEffect:
-    """What a collective does to the blocks of a value; rows along dims that are not in `dims` are sent independently.
+    """How a collective changes the blocks of a value. It treats rows along dims that are not in `dims` independently.
 
     >>> BlockEffect(joins="expert", cuts="batch").dims
     ('expert', 'batch')
@@ -30,6 +30,7 @@ class BlockEffect:
 
     @property
     def dims(self) -> tuple[str, ...]:
+        """The dims whose blocks change."""
         return (*(dim for dim in (self.joins, self.cuts) if dim is not None), *self.moves)
 
     @property
@@ -65,7 +66,7 @@ class Collective(Protocol):
 
     @property
     def effect(self) -> BlockEffect:
-        """What it does to the blocks."""
+        """How it changes the blocks of a value."""
         ...
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:

@@ -168,7 +168,7 @@ class Eqn:
 
     @property
     def effect(self) -> BlockEffect:
-        """What a collective does to the blocks; an operation does nothing to them."""
+        """How the equation's collective changes blocks; of an operation, an effect without dims."""
         collective = self.collective
         return BlockEffect() if collective is None else collective.effect
 

@@ -106,16 +106,6 @@ class Layout:
                 messages += _axis_problems(f"dim {dim!r} (override {pattern!r})", axes, mesh)
         return messages
 
-    def within(self, dim_names: Collection[str], paths: Mapping[str, Shape]) -> Layout:
-        """The part of the layout that is about these dims and paths."""
-        found = {
-            pattern: {dim for path, shape in paths.items() if matches(path, pattern) for dim in names(shape)}
-            for pattern in self.overrides
-        }
-        overrides = {p: {d: axes for d, axes in rule.items() if d in found[p]} for p, rule in self.overrides.items()}
-        rules = {d: axes for d, axes in self.rules.items() if d in dim_names}
-        return Layout(rules, overrides={p: rule for p, rule in overrides.items() if rule})
-
     def on(self, mesh: Mesh) -> Layout:
         """The same layout without axes that have no effect: axes of size 1, unknown axes, and repeated axes."""
 
@@ -178,3 +168,14 @@ def _axes(axes: str | Iterable[str]) -> Axes:
     if isinstance(axes, str):
         return tuple(a for a in re.split(r"[\s,+]+", axes) if a)
     return tuple(axes)
+
+
+def within(layout: Layout, dim_names: Collection[str], paths: Mapping[str, Shape]) -> Layout:
+    """The rules of a layout that name one of these dims, and the overrides of these inputs and results."""
+    found = {
+        pattern: {dim for path, shape in paths.items() if matches(path, pattern) for dim in names(shape)}
+        for pattern in layout.overrides
+    }
+    overrides = {p: {d: axes for d, axes in rule.items() if d in found[p]} for p, rule in layout.overrides.items()}
+    rules = {d: axes for d, axes in layout.rules.items() if d in dim_names}
+    return Layout(rules, overrides={p: rule for p, rule in overrides.items() if rule})

@@ -70,8 +70,9 @@ class RaggedAllToAll(CollectiveDefaults):
 
     @property
     def effect(self) -> BlockEffect:
-        """That of `AllToAll`, and runs of slots are sent whole."""
-        return BlockEffect(self.dim, self.to, moves=(*self.cells, self.slots))
+        """As `AllToAll`, which has no further dims; this one sends runs of slots, so other cells and slots move too."""
+        others = tuple(cell for cell in self.cells if cell not in (self.dim, self.to))
+        return BlockEffect(self.dim, self.to, moves=(*others, self.slots))
 
     def step(self, before: Sharding, mesh: Mesh) -> Sharding:
         """The sharding changes as by `AllToAll`."""

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from ..errors import LayoutError, nearest
 from .cpu import CPU
 from .gpu import GPU
 from .target import MemoryRules, Target
@@ -30,13 +31,16 @@ def target_named(platform: str) -> Target:
 
 
 def device_words() -> list[str]:
-    """What a machine file may call one device."""
+    """The words that a machine file may use for one device, such as "GPU"."""
     return [word for target in TARGETS for word in target.devices]
 
 
 def target_for(device: str) -> Target:
-    """The target of a machine, by its file's word for one device."""
-    return next(target for target in TARGETS if device in target.devices)
+    """The target of a machine, by its word for one device; raises `LayoutError` for a word that no target has."""
+    for target in TARGETS:
+        if device in target.devices:
+            return target
+    raise LayoutError(f"a machine has the device {device!r}; {nearest(device, device_words())}")
 
 
 def target_of(devices: Iterable[Any]) -> Target:

@@ -13,7 +13,6 @@ from ...errors.units import number, percent, seconds, show_bytes
 from ...pipelines import Schedule
 from ..comm_groups import CommGroup
 from ..ledger import Line
-from ..machine import split_modes
 from ..timeline import Cost
 from .report import Report
 from .tables import WIDTH, bar, cut, line_of, table, wrapped
@@ -102,8 +101,8 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
     if report.machine.operation:
         notes.append(
-            f"the times are those of PyTorch, which launches one operation at a time; those of XLA, which runs the "
-            f"programs of this library, are given by {split_modes(report.machine.name)[0]}:compiled"
+            "the times are those of PyTorch, which launches one operation at a time; XLA runs the programs of this "
+            "library, and the machine's mode compiled has its times"
         )
     profile = report.machine.profile
     if profile is not None:
