@@ -49,8 +49,8 @@ def zeros(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
 
 EMPTY = Op(  # memory that nothing has written yet, for values that are overwritten before they are read
     "empty",
-    type=lambda *, dtype, shape: Type(shape, dtype),
-    kernel=lambda c, *, dtype, shape: c.xp.empty(c.outs[0].sizes, dtype),
+    type=lambda *, dtype, shape, number: Type(shape, dtype),
+    kernel=lambda c, *, dtype, shape, number: c.xp.empty(c.outs[0].sizes, dtype),
     fuses=Fuses.VIEW,
 )
 

@@ -121,7 +121,9 @@ class Pipe:
         """The ring and the carries of the forward loop before the first tick."""
         stage, inner = self.stage, self.dims.stages.inner
         slot = Dim(self.dims.slot.name, self.dims.slot.size * inner.size)
-        ring = [bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:])) for v in self.saved]
+        ring = [
+            bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:]), number=i) for i, v in enumerate(self.saved)
+        ]
         forward = [_filled((stage, *v.dims), v) for v in operands_of(self.loop.forward)[1]]
         return ring, [*forward, *(_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected)]
 

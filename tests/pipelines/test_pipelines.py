@@ -20,6 +20,7 @@ from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
+from meshdsl.ops.creation import EMPTY
 from meshdsl.overlap.planner import Planner
 from meshdsl.pipelines import Schedule, one_tick, pipeline, stages
 from meshdsl.pipelines.one_tick import Pipe
@@ -410,6 +411,16 @@ def test_dims_of_a_pipeline_get_names_that_the_model_lacks():
     with mock.patch.object(one_tick, "FILL", np.nan):
         history = md.compile(step[0], plan=md.Plan(*step[1:], microbatches=2)).history(*work.specs())
     assert "stage=2" in str(history["pipeline"])
+
+
+def test_each_saved_value_has_a_ring_of_its_own():
+    """Rings that start as one value are copied before the first tick: q and k have one type here, gate and up too."""
+    plan = md.Plan("stages:2", "layer:stages", microbatches=4, remat="none")
+    program = md.compile(SMALL.train_step(), plan=plan).program(*SMALL.specs())
+    rings = [eqn for eqn in program.eqns if eqn.op is EMPTY]
+    filled = next(eqn for eqn in program.eqns if eqn.control is not None and rings[0].outs[0] in eqn.ins)
+    assert len(rings) > len({eqn.outs[0].type for eqn in rings})
+    assert all(filled.ins.count(eqn.outs[0]) == 1 for eqn in rings)
 
 
 @pytest.mark.parametrize("remat", ["none", "full"])

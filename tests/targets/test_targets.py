@@ -10,6 +10,7 @@ import meshdsl as md
 from meshdsl import targets
 from meshdsl.lowering.program import Program
 from meshdsl.targets import Target
+from meshdsl.targets.tpu.emission import left_out
 
 IMAGES = md.spec("batch:8 height:112 width:112 color:4"), md.spec("row:3 column:3 color:4 channel:64")
 
@@ -81,3 +82,20 @@ def test_passes_are_those_of_the_machine() -> None:
     tpu, gpu = (md.machine(name).target.prepare(program) for name in ("tpu-v5e", "h100"))
     assert [str(one).count(" = barrier ") for one in (program, tpu, gpu)] == [2, 0, 2]
     assert targets.TPU.prepare(tpu) is tpu and gpu is program
+
+
+def test_products_with_weights_are_emitted_without_the_stages_of_a_pipeline() -> None:
+    """A dim of local size 1 of all three arrays; but a softmax over a wide dim, with a batch, keeps its own."""
+
+    def left(mesh: str, x: str, w: str, out: str) -> set[str]:
+        specs = md.spec(x), md.spec(w)
+        program = md.compile(lambda x, w: md.einsum(x, w, out=out), mesh, "stage:stages").program(*specs)
+        eqn = next(eqn for eqn in program.eqns if eqn.operation.product)
+        return {dim.name for dim in left_out(eqn, [program.block(v) for v in (*eqn.ins, *eqn.outs)])}
+
+    tokens = "stage:4 batch:8 length:512 model:1024"
+    assert left("stages:4", tokens, "stage:4 model:1024 d_ff:4096", "stage batch length d_ff") == {"stage"}
+    assert left("stages:4", tokens, "model:1024 d_ff:4096", "stage batch length d_ff") == set()
+    assert left("stages:2", tokens, "stage:4 model:1024 d_ff:4096", "stage batch length d_ff") == set()
+    keys = "stage:4 batch:8 key:4096 model:1024"
+    assert left("stages:4", tokens, keys, "stage batch length key") == set()

@@ -28,13 +28,16 @@ LONG = 2048  # elements of a softmax that is computed in the kernel of the produ
 def left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
     """The dims of local size 1 that a kernel need not see. The compiler fuses a large softmax only without them.
 
-    Gradients of weights, and other products without a dim that both operands and the result have, are in no softmax.
+    Gradients of weights, and other products without a dim that both operands and the result have, are in no softmax;
+    nor are those whose only such dims have local size 1, as the stages of a pipeline: these dims are left out.
     Of a longer softmax than `LONG` that it recognises, the compiler stores the exponentials (see `softmaxes`).
     """
     if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
         return frozenset()
-    if eqn.operation.product and not frozenset.intersection(*(frozenset(one.dims) for one in blocks)):
-        return frozenset()
+    if eqn.operation.product:
+        shared = frozenset.intersection(*(frozenset(zip(one.dims, one.sizes, strict=True)) for one in blocks))
+        if all(n == 1 for _, n in shared):
+            return {dim for dim, _ in shared}
     sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
     if max((n for _, n in sizes), default=1) > LONG:
         return frozenset()
