@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ShapeError
-from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
+from ..ir import Call, Eqn, Fuses, Graph, Linear, Op, Reduce, Var, silent
+from ..ops.dtypes import CAST
 from ..ops.reductions import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
 from .autodiff import pullback
@@ -78,6 +80,28 @@ def _may_communicate(graph: Graph) -> list[Var]:
     return values
 
 
+def _as_read(graph: Graph, values: Sequence[Var]) -> list[Var]:
+    """These values; instead of one that is read only to be cast to a narrower dtype, the result of the cast."""
+    readers: dict[Var, list[Eqn]] = defaultdict(list)
+    for eqn in graph.eqns:
+        for v in eqn.ins:
+            readers[v].append(eqn)
+
+    def read(v: Var) -> Var:
+        now = v
+        while now not in graph.outs and len(readers[now]) == 1:
+            (eqn,) = readers[now]
+            now = eqn.outs[0]
+            if eqn.op is CAST:
+                return now if now.dtype.itemsize < v.dtype.itemsize else v
+            same = not eqn.control.graph.eqns if isinstance(eqn.control, Call) else eqn.operation.fuses is Fuses.VIEW
+            if not same or len(eqn.ins) > 1:
+                break
+        return v
+
+    return list(dict.fromkeys(map(read, values)))
+
+
 def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy: Policy) -> Any:
     """Run the graph that also returns the values to store."""
     graph = control.graph
@@ -85,7 +109,7 @@ def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy:
     if policy == "collectives":
         stored = _may_communicate(graph)
     elif policy == "products":
-        stored = [eqn.outs[0] for eqn in graph.eqns if eqn.operation.product]
+        stored = _as_read(graph, [eqn.outs[0] for eqn in graph.eqns if eqn.operation.product])
     elif isinstance(policy, tuple):
         stored = [eqn.outs[0] for eqn in graph.eqns if eqn.op is NAME and eqn.params["name"] in policy]
     outs = bind(_CHECKPOINT, *ins, control=Call(graph.replace(outs=(*graph.outs, *stored))), policy=policy)
@@ -142,7 +166,8 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     - "nothing": none;
     - "offload": none, and the arguments are stored in the host's memory: a device copies them there, and back for the
       backward pass. Arguments of the whole step, such as parameters, stay on the device;
-    - "products": the results of products and convolutions, outside loops and branches inside f;
+    - "products": the results of products and convolutions, outside loops and branches inside f; in the narrower dtype,
+      if that is all that f reads of one;
     - "collectives": values whose recomputation would send data. This depends on the layout: if nothing is sharded,
       nothing is stored. Collectives in loops and branches inside f run again.
     - "names:a,b", or ("a", "b"): values that f named with md.name, outside loops and branches inside f.
