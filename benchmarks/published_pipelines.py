@@ -55,7 +55,7 @@ CASES: dict[str, list[Case]] = {
     "llama3": [
         Case(llama3_405b, 405e9, "h100:compiled,flash", 989e12,
              md.Plan(*LLAMA3, remat="full", microbatches=16, chunks=v), "41 %")
-        for v in (1, 4)
+        for v in (1, 8)
     ],
     "deepseek": [
         Case(deepseek_v3, 37e9, machine, peak,

@@ -212,8 +212,8 @@ def _check_sums(eqn: Eqn, dim: Dim) -> None:
 
 
 def _check_chunks(forward: Eqn, dim: Dim, microbatches: int, stages: int, chunks: int) -> None:
-    if stages * chunks > dim.size:
-        raise _refused(forward, dim, f"{stages} stages of {chunks} chunks have more blocks than there are layers")
+    if chunks > (most := -(-dim.size // stages)):
+        raise _refused(forward, dim, f"{dim.size} layers are at most {most} a stage, too few for {chunks} chunks")
     if microbatches % stages:
         raise _refused(forward, dim, f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}")
     if chunks > stages:

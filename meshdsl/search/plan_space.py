@@ -72,7 +72,7 @@ class PlanSpace:
     def shorter(self, plan: Plan, chunks: int) -> float:
         """The time of a pipeline with so many chunks over that of the plan, by their bubbles; infinite without one."""
         for dim, stages in self.stages(plan).items():
-            if 1 < chunks <= stages <= dim.size // chunks and not plan.microbatches % stages:
+            if 1 < chunks <= min(stages, -(-dim.size // stages)) and not plan.microbatches % stages:
                 now, then = (bubble(stages, plan.microbatches, v) for v in (plan.chunks, chunks))
                 return (1 - now) / (1 - then)
         return math.inf

@@ -82,7 +82,7 @@ def draw(seed: int, largest: int = 4) -> Case:
     parts = int(rng.choice([2, 3, 4, 6, 9, 16], p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1]))
     return Case(
         stages,
-        int(rng.integers(stages * chunks, 2 * stages * chunks + 2)),
+        int(rng.integers(stages * (chunks - 1) + 1 if chunks > 1 else stages, 2 * stages * chunks + 2)),
         parts if chunks == 1 else stages * (1 + parts % 3),
         str(rng.choice(axes)),
         options,

@@ -104,7 +104,7 @@ def test_chunks_move_each_weight_of_the_layers_once_a_step_and_its_gradient_back
 @pytest.mark.parametrize(("changes", "problem"), [
     ({"layout": ""}, "chunks=2 has no effect"),
     ({"microbatches": 3}, "a multiple of 2 micro-batches"),
-    ({"chunks": 3}, "more blocks than there are layers"),
+    ({"chunks": 3}, "4 layers are at most 2 a stage, too few for 3 chunks"),
     ({"chunks": 0}, "1 block of layers or more"),
 ])  # fmt: skip
 def test_chunks_that_cannot_be_are_refused(changes: dict[str, Any], problem: str):
