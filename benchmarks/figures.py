@@ -185,7 +185,7 @@ GROUPS = {
         "benchmarks.published_pipelines gpt3 llama3 deepseek --overlap ticks",
         "{case}.{machine}.{chunks}",
         {
-            "step": "{step_s:.1f}", "exposed": "{exposed:.0%}", "peak": "{peak_gb:.1f}",
+            "step": "{step_s:.1f}", "mfu": "{mfu:.1%}", "exposed": "{exposed:.0%}", "peak": "{peak_gb:.1f}",
         },
     ),
     "updates": Group(

@@ -48,7 +48,7 @@ GPT3 = "stages:12 rows:16 cols:8", f"layer:stages; batch:rows; {TENSOR}"
 LLAMA3 = "stages:16 rows:128 cols:8", f"layer:stages; batch:rows; length:cols; {TENSOR}", "sharded"
 CASES: dict[str, list[Case]] = {
     "gpt3": [
-        Case(gpt3_175b, 174.6e9, "a100-dgx", 312e12, md.Plan(*GPT3, remat="full", microbatches=96, chunks=v),
+        Case(gpt3_175b, 174.6e9, "a100-dgx:compiled", 312e12, md.Plan(*GPT3, remat="full", microbatches=96, chunks=v),
              "44 to 47 %", True)
         for v in (1, 4)
     ],
