@@ -190,7 +190,7 @@ class Op:
 
 
 def _place_of(op: Op) -> tuple[str, str, Any]:
-    """The module, the name there and, in a table, the key of a record; raises `TraceError` if it was made by a call."""
+    """A record's module, variable and, if that is a dict, its key; raises `TraceError` if no variable holds it."""
     package = f"{__name__.partition('.')[0]}."
     for module in [value for name, value in sys.modules.items() if name.startswith(package)]:
         for name, value in vars(module).items():

@@ -150,7 +150,7 @@ _DRAWS = (_floats, _integers(-3, 4), _positive)
 
 
 def _close(x: Any, y: Any, tolerance: float) -> bool:
-    """Equal integers, and floats up to two thirds of the digits of the function's narrowest dtype."""
+    """True for equal integers, and for floats that differ by at most `tolerance` of themselves or of the largest."""
     if x.shape != y.shape or x.dtype.kind in "iub":
         return np.array_equal(x, y)
     x, y = x.astype(complex), y.astype(complex)

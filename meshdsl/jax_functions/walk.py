@@ -322,7 +322,7 @@ def _linear_solve(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value
 
 
 def _check_params(a: Any, b: Any) -> None:
-    """Raise an error for a parameter that depends on the size of a block."""
+    """Raise an error if a parameter of a primitive depends on the block size, so that it differs between a and b."""
     for key, value in a.params.items():
         if key not in _FREE and _simple(value) and not _equal(value, b.params.get(key)):
             raise _refuse(f"reads the size of a block: its {key} is {value}, and {b.params.get(key)} there,")

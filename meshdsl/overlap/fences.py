@@ -97,7 +97,7 @@ def _is_boundary(eqn: Eqn) -> bool:
 
 
 class _Fenced:
-    """A program under rewriting: its new equations, and the fenced versions of its values."""
+    """The program being built: its equations so far, and for each value its newest copy, the result of a fence."""
 
     def __init__(self, program: Program, kernels: Kernels):
         self.stored = set(kernels.stored) - host_values(program)  # a fence is in the device's memory

@@ -269,7 +269,10 @@ class Splitter:
         return True
 
     def in_full(self, eqn: Eqn) -> None:
-        """Add one equation on complete values. Its results can be cut if no input of the program has the dim."""
+        """Add one equation that is not in parts; its operands are put together first.
+
+        Later equations may cut its results along `new_dim`, a dim that no input of the program has.
+        """
         self.ends += [eqn] * any(v in self.pieces for v in eqn.ins)
         one = dataclasses.replace(eqn, ins=tuple(self.whole(v, eqn) for v in eqn.ins))
         self.eqns.append(one)

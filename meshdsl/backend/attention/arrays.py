@@ -87,7 +87,7 @@ class Arrays:
 
     @property
     def letters(self) -> dict[str, str]:
-        """The dims of each kind of array, as letters for einsum; g is all group dims."""
+        """The einsum letters of each kind of array, as in {"q": "Aqd", "k": "Akd"} with one batch dim."""
         batch = string.ascii_uppercase[: self.batch]
         group = string.ascii_uppercase[self.batch : self.q.ndim - 2]
         dims = {"q": "qd", "out": "qe", "scores": "qk", "rows": "q"}
