@@ -68,6 +68,11 @@ def only_named(shape: Shape, split: Collection[str] = ()) -> dict[str, str | Non
     return {d.name: d.name if d.name in split else None for d in shape}
 
 
+def no_flops(*_: Any, **__: Any) -> float:
+    """The FLOPs of an operation that computes nothing: it moves, cuts or joins data."""
+    return 0.0
+
+
 class Linear(StrEnum):
     """The operands that may be partial sums, so that the result is a partial sum too."""
 

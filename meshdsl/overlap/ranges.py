@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..ir import Eqn, Var
+from ..ir import Eqn, Var, sources_of
 from ..lowering.program import Program
 from .insertion import starts
 from .list_schedule import list_schedule
@@ -34,20 +34,11 @@ def expert_ranges(eqns: Sequence[Eqn]) -> Iterator[list[Eqn]]:
             below.update(eqn.outs)
             between.append(eqn)
             if is_exchange(eqn):
-                yield _that_reach(between)
+                sources = sources_of(between, eqn.outs)
+                yield [each for each in between if each in sources]
                 start = None
         elif start is None and is_exchange(eqn):
             start, below, between = eqn, set(eqn.outs), [eqn]
-
-
-def _that_reach(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The equations on which the last one depends, and itself."""
-    read, found = set(eqns[-1].outs), list[Eqn]()
-    for eqn in reversed(eqns):
-        if not read.isdisjoint(eqn.outs):
-            read.update(eqn.ins)
-            found.append(eqn)
-    return found[::-1]
 
 
 def pipelined(made: Parts, ranges: Sequence[Collection[Eqn]], machine: Machine, placement: Placement) -> Program:

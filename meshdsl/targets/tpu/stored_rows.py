@@ -43,18 +43,13 @@ def read_stored_rows(program: Program, large: float = LARGE) -> Program:
     [0, 1]
     """
 
-    def inside(graph: Graph) -> Graph:
-        return read_stored_rows(graph, large) if isinstance(graph, Program) else graph
-
     def read(eqn: Eqn) -> Eqn:
-        eqn, loop = eqn.map_graphs(inside), eqn.scan
+        eqn, loop = eqn.map_graphs(lambda body: read_stored_rows(body, large)), eqn.scan
         if loop is None or loop.trips < 2:
             return eqn
         return eqn.map_graphs(lambda body: _with_barriers(program, body, loop, large))
 
-    eqns = tuple(map(read, program.eqns))
-    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
-    return program.replace(eqns=eqns) if changed else program
+    return program.replace(eqns=tuple(map(read, program.eqns)))
 
 
 def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> Graph:
@@ -105,18 +100,13 @@ def drop_row_barriers(program: Program) -> Program:
     """
 
     def inside(eqn: Eqn) -> Eqn:
-        eqn = eqn.map_graphs(_inside)
+        eqn = eqn.map_graphs(drop_row_barriers)
         loop = eqn.scan
         if loop is None or loop.trips < 2:
             return eqn
         return eqn.map_graphs(lambda body: _without_barriers(body, loop.inputs(body.ins)[2]))
 
-    def _inside(graph: Graph) -> Graph:
-        return drop_row_barriers(graph) if isinstance(graph, Program) else graph
-
-    eqns = tuple(map(inside, program.eqns))
-    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
-    return program.replace(eqns=eqns) if changed else program
+    return program.replace(eqns=tuple(map(inside, program.eqns)))
 
 
 def _without_barriers(body: Graph, rows: Sequence[Var]) -> Graph:
