@@ -12,7 +12,6 @@ from ...backend import Block, Local
 from ...backend.attention import BLOCKWISE, Arrays, AttentionKernel, Sees, Span
 from ...dims import Dim, Shape, names
 
-EXTRAS = ("bias", "mask", "segments", "memory_segments", "offset")
 RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
 QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none
 
@@ -29,7 +28,7 @@ class Names:
     length: str
     keys: str
     memory: str
-    extras: tuple[str, ...] = ()  # the operands after v, of `EXTRAS`
+    extras: tuple[str, ...] = ()  # the operands after v: bias, mask, segments, memory_segments, offset
     scale: float = 1.0
     block: int = 512  # queries, and keys, whose scores are stored at once
     method: str = "auto"
