@@ -130,17 +130,20 @@ class _Walk:
             same.update(zip(y.outvars, x.outvars, strict=False))
             if x.outvars and not x.effects and live.isdisjoint(x.outvars):
                 continue
-            try:
-                if x.primitive.name != y.primitive.name or len(x.invars) != len(y.invars):
-                    raise _refuse(f"is {y.primitive.name} on a block")
-                values = self.results(x, y, list(map(read, x.invars, y.invars)))
-            except _RefusedError as refused:
-                # the line of the outermost call: an inner jaxpr may be cached from an earlier caller
-                problem, line = refused.problem, line_of(x)
-                name = problem.primitive or x.primitive.name
-                raise _RefusedError(problem._replace(primitive=name, where=line or problem.where)) from None
-            env.update(zip(x.outvars, values, strict=True))
+            env.update(zip(x.outvars, self.located(x, y, read), strict=True))
         return [read(x, y) for x, y in zip(a.outvars, b.outvars, strict=True)]
+
+    def located(self, x: Any, y: Any, read: Callable[[Any, Any], _Value]) -> list[_Value]:
+        """The results of one equation; an error names its primitive and the user's line."""
+        try:
+            if x.primitive.name != y.primitive.name or len(x.invars) != len(y.invars):
+                raise _refuse(f"is {y.primitive.name} on a block")
+            return self.results(x, y, list(map(read, x.invars, y.invars)))
+        except _RefusedError as refused:
+            # the line of the outermost call: an inner jaxpr may be cached from an earlier caller
+            problem, line = refused.problem, line_of(x)
+            name = problem.primitive or x.primitive.name
+            raise _RefusedError(problem._replace(primitive=name, where=line or problem.where)) from None
 
     def constant(self, a: Any, b: Any) -> _Value:
         """A constant of the function: equal on a block, or one number at all places."""
