@@ -56,16 +56,7 @@ def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> G
     """The body with a barrier behind each row that its other equations should read from the stack."""
     if any(isinstance(eqn.op, Start) for eqn in body.eqns):
         return body
-    carried, rows = loop.results(body.outs)
-    makers = {v: eqn for eqn in body.eqns for v in eqn.outs}
-    read = {v for eqn in body.eqns if eqn.op is not BARRIER for v in eqn.ins}
-    on_host = host_values(body)
-    stored = {
-        v: dataclasses.replace(v)
-        for v in rows
-        if v in read and v not in carried and v not in on_host and _elementwise(v, makers)
-        if program.local_bytes(v) >= large
-    }
+    stored = {v: dataclasses.replace(v) for v in _read_again(body, loop) if program.local_bytes(v) >= large}
     if not stored:
         return body
     eqns: list[Eqn] = []
@@ -73,6 +64,16 @@ def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> G
         eqns.append(eqn.replace(ins=tuple(stored.get(v, v) for v in eqn.ins)))
         eqns += [Eqn(BARRIER, (v,), (stored[v],), {}, eqn.where, eqn.backward) for v in eqn.outs if v in stored]
     return body.replace(eqns=tuple(eqns))
+
+
+def _read_again(body: Graph, loop: Scan) -> list[Var]:
+    """The rows that a loop stacks and its other equations read, and that compilers would compute twice."""
+    carried, rows = loop.results(body.outs)
+    makers = {v: eqn for eqn in body.eqns for v in eqn.outs}
+    read = {v for eqn in body.eqns if eqn.op is not BARRIER for v in eqn.ins}
+    on_host = host_values(body)
+    again = [v for v in rows if v in read and v not in carried and v not in on_host]
+    return [v for v in again if _elementwise(v, makers)]
 
 
 def _elementwise(v: Var, makers: Mapping[Var, Eqn]) -> bool:
