@@ -17,6 +17,7 @@ from .graph import (
     dim_names,
     format_graph,
     operations,
+    params_with,
     readers_of,
     scratch_bytes,
     sources_of,
@@ -29,6 +30,6 @@ __all__ = [
     "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
-    "exact", "format_graph", "named", "no_flops", "only_named", "operations", "predicates", "readers_of", "rewritten",
-    "scratch_bytes", "silent", "sources_of", "verify", "walk",
+    "exact", "format_graph", "named", "no_flops", "only_named", "operations", "params_with", "predicates",
+    "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of", "verify", "walk",
 ]  # fmt: skip

@@ -310,6 +310,17 @@ def sources_of(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
     return sources
 
 
+def params_with(eqn: Eqn, new: Mapping[Dim, Dim]) -> dict[str, Any]:
+    """The parameters of an equation, with some dims replaced."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Dim):
+            return new.get(value, value)
+        return tuple(map(replaced, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
+
+    return {key: replaced(value) for key, value in eqn.params.items()}
+
+
 def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator[tuple[Eqn, float]]:
     """Yield every equation, including those of loop bodies and branches, with how often it runs.
 

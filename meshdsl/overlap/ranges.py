@@ -70,15 +70,20 @@ def staggered(tasks: Tasks, part: Mapping[Eqn, int]) -> tuple[list[Task], float]
 
     Without a delay, the chains of the parts advance together, and wait for the network together.
     """
-    sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
-    unit = sends[len(sends) // 2] if sends else 0.0
     best, least = list[Task](), math.inf
-    for hold in dict.fromkeys(factor * unit for factor in STAGGER):
+    for hold in delays(tasks, part, STAGGER):
         order = list_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0))
         _, end = starts(order, tasks.machine.overlap_slowdown)
         if end < least:
             best, least = order, end
     return best, least
+
+
+def delays(tasks: Tasks, part: Mapping[Eqn, int], factors: Sequence[float]) -> list[float]:
+    """Delays between the parts, in seconds: these factors of the median time of a collective in parts."""
+    sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
+    unit = sends[len(sends) // 2] if sends else 0.0
+    return list(dict.fromkeys(factor * unit for factor in factors))
 
 
 def reductions_early(order: Sequence[Task]) -> list[Task]:

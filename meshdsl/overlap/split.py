@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from ..dims import Dim, Shape
 from ..errors import MeshdslError
-from ..ir import Collective, Eqn, Op, Type, Var, dce
+from ..ir import Collective, Eqn, Op, Type, Var, dce, params_with
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -374,7 +374,7 @@ class Splitter:
             for d in v.dims
             if d.name == cut.dim
         }
-        params = {key: _substituted(value, new) for key, value in eqn.params.items()}
+        params = params_with(eqn, new)
         types = [Type(self.small(v, cut), v.dtype) for v, cut in pairs]
         try:
             fits = cast(Op, eqn.op).infer(types[: len(ins)], params) == tuple(types[len(ins) :])
@@ -402,11 +402,3 @@ def _cuts(
     if any(len(found) > 1 for found in dims):
         return None
     return tuple(Cut(found[0], chunks) if found else None for found in dims)
-
-
-def _substituted(value: Any, new: Mapping[Dim, Dim]) -> Any:
-    if isinstance(value, Dim):
-        return new.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(_substituted(item, new) for item in cast("tuple[Any, ...]", value))
-    return value
