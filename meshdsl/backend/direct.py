@@ -119,7 +119,7 @@ def reshape(x: Any, shape: Any) -> Any:
 
 
 def pad(x: Any, pads: Sequence[tuple[int, int]], constant_values: Any = 0) -> Any:
-    """`jnp.pad` with one number."""
+    """`jnp.pad` with one constant."""
     if not (isinstance(x, jax.Array) and np.isscalar(constant_values)):
         return jnp.pad(x, pads, constant_values=constant_values)
     return lax.pad(x, jnp.asarray(constant_values).astype(x.dtype), [(low, high, 0) for low, high in pads])

@@ -101,7 +101,17 @@ def compile(
     step, unplanned = plan or Plan(microbatches=microbatches), f
     f = planned(f, step, strict)
     if plan is not None:
-        _check_alone(mesh, layout, weight_update, overlap, attention_kernel, unroll, microbatches, steps, chunks)
+        _check_alone(
+            mesh=mesh is not None,
+            layout=bool(layout),
+            weight_update=weight_update != "replicated",
+            overlap=overlap != "none",
+            attention_kernel=attention_kernel != "auto",
+            unroll=unroll,
+            microbatches=microbatches != 1,
+            steps=steps != "auto",
+            chunks=chunks != 1,
+        )
         mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
         attention_kernel, unroll, steps, chunks = plan.attention_kernel, plan.unroll, plan.steps, plan.chunks
         machine = machine or plan.machine
@@ -149,21 +159,8 @@ def _cost_machine(
     return machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
 
 
-def _check_alone(
-    mesh: Any,
-    layout: Any,
-    weight_update: Any,
-    overlap: Any,
-    attention_kernel: str,
-    unroll: bool,
-    microbatches: int,
-    steps: str,
-    chunks: int,
-) -> None:
+def _check_alone(**is_set: bool) -> None:
     """Raise `LayoutError` for options that a plan already has."""
-    is_set = {"mesh": mesh is not None, "layout": bool(layout), "weight_update": weight_update != "replicated"}
-    is_set |= {"overlap": overlap != "none", "attention_kernel": attention_kernel != "auto", "unroll": unroll}
-    is_set |= {"microbatches": microbatches != 1, "steps": steps != "auto", "chunks": chunks != 1}
     twice = [name for name, is_given in is_set.items() if is_given]
     if twice:
         raise LayoutError(

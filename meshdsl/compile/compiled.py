@@ -66,7 +66,7 @@ def _platform(mesh: Mesh, machine: Machine | None) -> str | None:
 
 
 def _check_machine(options: Options, traced: Traced, mesh: Mesh) -> None:
-    """Raise `NoEffectError`, or warn, if the machine decides nothing."""
+    """Raise `NoEffectError`, or warn, if no option uses the given machine."""
     updates, plan = options.weight_update.mode, options.overlap.mode
     if options.machine is None or traced.target.read or _has_choice(options, traced.begun[-1].graph):
         return

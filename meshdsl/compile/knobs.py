@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,28 +43,31 @@ def _show_remat(remat: str) -> str:
 
 
 def check_microbatches(count: Any) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise LayoutError(f"microbatches={count!r}: a step divides its batch into 1 part or more")
-    return count
+    return _count("microbatches", count, "a step divides its batch into 1 part or more")
 
 
 def check_chunks(count: Any) -> int:
+    return _count("chunks", count, "a pipeline stage has 1 block of layers or more")
+
+
+def _count(name: str, count: Any, why: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise LayoutError(f"chunks={count!r}: a pipeline stage has 1 block of layers or more")
+        raise LayoutError(f"{name}={count!r}: {why}")
     return count
 
 
 def check_kernel(name: Any) -> str:
-    known = ("auto", "blockwise", *FUSED)
-    if name not in known:
-        raise LayoutError(f"attention_kernel={name!r} is not available; there are: {', '.join(map(repr, known))}")
-    return name
+    return _one_of("attention_kernel", name, ("auto", "blockwise", *FUSED))
 
 
 def check_steps(steps: Any) -> str:
-    if steps not in STEPS:
-        raise LayoutError(f"steps={steps!r} is not available; there are: {', '.join(map(repr, STEPS))}")
-    return steps
+    return _one_of("steps", steps, STEPS)
+
+
+def _one_of(name: str, value: Any, known: Collection[str]) -> str:
+    if value not in known:
+        raise LayoutError(f"{name}={value!r} is not available; there are: {', '.join(map(repr, known))}")
+    return value
 
 
 def check_unroll(unroll: Any) -> bool:

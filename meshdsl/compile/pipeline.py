@@ -63,15 +63,19 @@ class PassState:
     """A compilation between two passes: the graph, the mesh and layout, and the program after partition."""
 
     graph: Graph
-    mesh: Mesh  # the mesh of the program, with the axes of update groups
     layout: Layout
     results: Sequence[str]  # the paths of the results
-    refined: RefinedMesh  # how `mesh` refines the user's mesh
+    refined: RefinedMesh  # the user's mesh, and that of the program with the axes of update groups
     program: Program | None = None
     weight_update: UpdateTable = UNCHANGED
     overlap: OverlapPlan = UNPLANNED
     schedules: tuple[Schedule, ...] = ()  # of the pipelines
     without_pipelines: PassState | None = None  # the state before them
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the program."""
+        return self.refined.mesh
 
 
 @dataclass(frozen=True)
@@ -110,18 +114,10 @@ def _paired(state: PassState, options: Options) -> Program:
 def _shard_weight_updates(state: PassState, options: Options) -> PassState:
     if options.weight_update.mode == "replicated":
         return state
-    sharded = shard(
-        state.graph,
-        state.mesh,
-        state.layout,
-        state.results,
-        options.weight_update,
-        _decides(options),
-    )
+    sharded = shard(state.graph, state.mesh, state.layout, state.results, options.weight_update, _decides(options))
     return dataclasses.replace(
         state,
         graph=sharded.graph,
-        mesh=sharded.refined.mesh,
         layout=sharded.layout,
         refined=sharded.refined,
         program=sharded.program.replace(schedules=state.schedules) if sharded.program else state.program,
@@ -285,7 +281,7 @@ def run(
     illegal layout, `NoEffectError` for options without effect, and `InternalError`, naming the pass, if a pass returns
     an invalid graph or program.
     """
-    state = PassState(begun[-1].graph, mesh, layout, results, RefinedMesh(mesh, mesh), partitioned)
+    state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh), partitioned)
     stages = list(begun)
     for compiler_pass in _passes(options):
         check_deadline()

@@ -15,7 +15,7 @@ from ..ir import Cond, Graph, Op, Type, While, silent
 from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
 from .autodiff import pullback
-from .carry import arrays_of, carried, leaves_of, tensors_of, unused
+from .carry import arrays_of, carried, leaves_of, tensors_of, with_captures_of_both
 from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
@@ -104,8 +104,7 @@ def while_loop(
     if len(test.outs) != 1:
         raise ShapeError(f"the predicate of md.while_loop is one boolean, got {out}")
     body_graph, body_captures, _ = trace(step, specs)
-    test = test.replace(ins=(*test.ins[: len(test_captures)], *unused(body_captures), *test.ins[len(test_captures) :]))
-    body_graph = body_graph.replace(ins=(*unused(test_captures), *body_graph.ins))
+    test, body_graph = with_captures_of_both(test, test_captures, body_graph, body_captures)
     captures = [*test_captures, *body_captures]
     results = bind(_WHILE, *captures, *first, control=While(test, body_graph, len(captures)))
     return tree.tree_unflatten(structure, results)
@@ -192,8 +191,7 @@ def cond(p: Any, f: Callable[..., Any], g: Callable[..., Any], *xs: Any, frequen
             f"the branches of md.cond differ: {kinds[0]} and {kinds[1]}\n"
             "  give both the same structure, dims, order and dtype, with md.broadcast, md.transpose or md.cast"
         )
-    yes = yes.replace(ins=(*yes.ins[: len(held_yes)], *unused(held_no), *yes.ins[len(held_yes) :]))
-    no = no.replace(ins=(*unused(held_yes), *no.ins))
+    yes, no = with_captures_of_both(yes, held_yes, no, held_no)
     control = Cond(yes, no, frequency)
     return tree.tree_unflatten(out, bind(_COND, as_tensor(p), *held_yes, *held_no, *ins, control=control))
 

@@ -1,4 +1,4 @@
-"""Inputs and results of the functions that become graphs: leaves of pytrees, carries, unused inputs."""
+"""Inputs and results of the functions that become graphs: leaves of pytrees, carries, captured tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import ShapeError
-from ..ir import Type, Var
+from ..ir import Graph, Type, Var
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, flatten
 
@@ -49,5 +49,8 @@ def tensors_of(arrays: Sequence[jax.Array], types: Sequence[Type]) -> list[Tenso
     return [Tensor(t.dims, t.dtype, array=x) for x, t in zip(arrays, types, strict=True)]
 
 
-def unused(tensors: Sequence[Tensor]) -> tuple[Var, ...]:
-    return tuple(Var(x.dims, x.dtype) for x in tensors)
+def with_captures_of_both(a: Graph, of_a: Sequence[Tensor], b: Graph, of_b: Sequence[Tensor]) -> tuple[Graph, Graph]:
+    """Two graphs whose first inputs are the tensors that a captured, and then those that b captured."""
+    only_a, only_b = (tuple(Var(x.dims, x.dtype) for x in captures) for captures in (of_a, of_b))
+    n = len(of_a)
+    return a.replace(ins=(*a.ins[:n], *only_b, *a.ins[n:])), b.replace(ins=(*only_a, *b.ins))

@@ -84,7 +84,7 @@ class Along:
 
 @dataclass(frozen=True)
 class Tier:
-    """A group's members in one level, and the one-way bandwidth of all its devices in one member."""
+    """A group of devices in one network level: its members there, and the one-way bandwidth of one member's devices."""
 
     level: NetworkTier
     along: tuple[Along, ...]
@@ -182,7 +182,7 @@ def table_of(tables: Sequence[TimeTable], kind: str, counts: tuple[int, ...]) ->
 
 
 def _trimmed(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Drop the outer levels in which the group has one member."""
+    """Drop outer network levels in which the group has only one member."""
     last = max((i for i, n in enumerate(counts) if n > 1), default=-1)
     return counts[: last + 1]
 

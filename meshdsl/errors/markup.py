@@ -22,13 +22,18 @@ AXIS_COLOURS = (
 Colour = tuple[str, str]
 
 
+def axis_number(axes: Iterable[str], axis: str) -> int:
+    """The number of a mesh axis's colour."""
+    return list(axes).index(axis) % len(AXIS_COLOURS)
+
+
 def axis_class(axes: Iterable[str], axis: str) -> str:
     """The CSS class of a mesh axis.
 
     >>> axis_class(["rows", "cols"], "cols")
     'axis-1'
     """
-    return f"axis-{list(axes).index(axis) % len(AXIS_COLOURS)}"
+    return f"axis-{axis_number(axes, axis)}"
 
 
 def style(scope: str, rules: Sequence[tuple[str, str, Colour]], fixed: str = "") -> str:

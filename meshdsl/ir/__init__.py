@@ -17,16 +17,19 @@ from .graph import (
     dim_names,
     format_graph,
     operations,
+    params_with,
+    readers_of,
     scratch_bytes,
+    sources_of,
     walk,
 )
-from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type, named, only_named
+from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type, named, no_flops, only_named
 from .verify import verify
 
 __all__ = [
     "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
-    "exact", "format_graph", "named", "only_named", "operations", "predicates", "rewritten", "scratch_bytes",
-    "silent", "verify", "walk",
+    "exact", "format_graph", "named", "no_flops", "only_named", "operations", "params_with", "predicates",
+    "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of", "verify", "walk",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -289,6 +289,36 @@ def _is_number(eqn: Eqn) -> bool:
 def dim_names(eqns: Sequence[Eqn]) -> dict[str, None]:
     """The names of the dims of the operands and results, in order."""
     return dict.fromkeys(d.name for eqn in eqns for v in (*eqn.ins, *eqn.outs) for d in v.dims)
+
+
+def readers_of(graph: Graph) -> dict[Var, list[Eqn]]:
+    """The equations that read each value, in order; loop bodies and branches are not searched."""
+    readers: dict[Var, list[Eqn]] = {}
+    for eqn in graph.eqns:
+        for v in dict.fromkeys(eqn.ins):
+            readers.setdefault(v, []).append(eqn)
+    return readers
+
+
+def sources_of(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
+    """The equations among these that compute the values, with all that they read."""
+    needed, sources = set(values), set[Eqn]()
+    for eqn in reversed(eqns):
+        if not needed.isdisjoint(eqn.outs):
+            sources.add(eqn)
+            needed.update(eqn.ins)
+    return sources
+
+
+def params_with(eqn: Eqn, new: Mapping[Dim, Dim]) -> dict[str, Any]:
+    """The parameters of an equation, with some dims replaced."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Dim):
+            return new.get(value, value)
+        return tuple(map(replaced, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
+
+    return {key: replaced(value) for key, value in eqn.params.items()}
 
 
 def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator[tuple[Eqn, float]]:

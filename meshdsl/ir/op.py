@@ -68,6 +68,11 @@ def only_named(shape: Shape, split: Collection[str] = ()) -> dict[str, str | Non
     return {d.name: d.name if d.name in split else None for d in shape}
 
 
+def no_flops(*_: Any, **__: Any) -> float:
+    """The FLOPs of an operation that computes nothing: it moves, cuts or joins data."""
+    return 0.0
+
+
 class Linear(StrEnum):
     """The operands that may be partial sums, so that the result is a partial sum too."""
 
@@ -190,7 +195,7 @@ class Op:
 
 
 def _place_of(op: Op) -> tuple[str, str, Any]:
-    """The module, the name there and, in a table, the key of a record; raises `TraceError` if it was made by a call."""
+    """A record's module, variable and, if that is a dict, its key; raises `TraceError` if no variable holds it."""
     package = f"{__name__.partition('.')[0]}."
     for module in [value for name, value in sys.modules.items() if name.startswith(package)]:
         for name, value in vars(module).items():

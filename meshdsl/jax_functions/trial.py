@@ -9,6 +9,7 @@ A trial is a test and no proof, so programs say of such a function that it is "t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -45,44 +46,53 @@ def differs(
     >>> tried(lambda x: jnp.cumsum(x, 1)), tried(lambda x: x.reshape(-1, 2, 3)[:, ::-1].reshape(x.shape))
     ('', 'a result depends on other places')
     """
-    whole, part, told, tolerance = _run(full), _run(block), False, _rounding(full) ** (2 / 3)
+    trial = _Trial(_run(full), _run(block), ins, outs, count, contract, _rounding(full) ** (2 / 3))
+    told = False
     for draw in _DRAWS:
         rng = np.random.default_rng(0)
         xs, others = ([draw(rng, aval) for aval in full.in_avals] for _ in range(2))
-        ys = whole(xs)
+        ys = trial.whole(xs)
         told = told or any(np.isfinite(y.astype(complex)).mean() > 0.5 for y in ys if y.size)
-        pieces = [[x] * count if axis is None else np.split(x, count, axis) for x, axis in zip(xs, ins, strict=True)]
-        parts = [part(list(own)) for own in zip(*pieces, strict=True)]
-        for y, axis, *own in zip(ys, outs, *parts, strict=True):
-            joined = [sum(own[1:], own[0])] if contract else own if axis is None else [np.concatenate(own, axis)]
-            if any(not _close(z, y, tolerance) for z in joined):
-                return "the results differ"
-        if not contract and any(_reads_elsewhere(whole, xs, ys, others, k, (ins, outs), tolerance) for k in (0, 1)):
+        if not trial.blocks_give(xs, ys):
+            return "the results differ"
+        if not contract and any(trial.reads_elsewhere(xs, ys, others, k) for k in (0, 1)):
             return "a result depends on other places"
     return "" if told else "no result is finite, so nothing is tested"
 
 
-def _reads_elsewhere(
-    whole: Callable[[Arrays], Arrays],
-    xs: Arrays,
-    ys: Arrays,
-    others: Arrays,
-    k: int,
-    axes: tuple[Sequence[int | None], Sequence[int | None]],
-    tolerance: float,
-) -> bool:
-    """True if results at every second place, from `k`, change when operands change at the places between them.
+@dataclass(frozen=True)
+class _Trial:
+    """A function of whole arrays and of blocks, for arguments of `differs`."""
 
-    `axes` are those of the operands and of the results.
-    """
-    changed = [x.copy() for x in xs]
-    for x, other, axis in zip(changed, others, axes[0], strict=True):
-        if axis is not None:
-            x[_every_second(axis, 1 - k)] = other[_every_second(axis, 1 - k)]
-    return not all(
-        _close(y[_every_second(axis, k)], z[_every_second(axis, k)], tolerance)
-        for y, z, axis in zip(ys, whole(changed), axes[1], strict=True)
-    )
+    whole: Callable[[Arrays], Arrays]
+    part: Callable[[Arrays], Arrays]
+    ins: Sequence[int | None]
+    outs: Sequence[int | None]
+    count: int
+    contract: bool
+    tolerance: float
+
+    def blocks_give(self, xs: Arrays, ys: Arrays) -> bool:
+        """True if the function on blocks of `xs` has the results `ys`."""
+        split = zip(xs, self.ins, strict=True)
+        pieces = [[x] * self.count if axis is None else np.split(x, self.count, axis) for x, axis in split]
+        parts = [self.part(list(own)) for own in zip(*pieces, strict=True)]
+        for y, axis, *own in zip(ys, self.outs, *parts, strict=True):
+            joined = [sum(own[1:], own[0])] if self.contract else own if axis is None else [np.concatenate(own, axis)]
+            if any(not _close(z, y, self.tolerance) for z in joined):
+                return False
+        return True
+
+    def reads_elsewhere(self, xs: Arrays, ys: Arrays, others: Arrays, k: int) -> bool:
+        """True if results at every second place, from `k`, change when operands change at the places between them."""
+        changed = [x.copy() for x in xs]
+        for x, other, axis in zip(changed, others, self.ins, strict=True):
+            if axis is not None:
+                x[_every_second(axis, 1 - k)] = other[_every_second(axis, 1 - k)]
+        return not all(
+            _close(y[_every_second(axis, k)], z[_every_second(axis, k)], self.tolerance)
+            for y, z, axis in zip(ys, self.whole(changed), self.outs, strict=True)
+        )
 
 
 def _every_second(axis: int | None, first: int) -> tuple[slice, ...]:
@@ -150,7 +160,7 @@ _DRAWS = (_floats, _integers(-3, 4), _positive)
 
 
 def _close(x: Any, y: Any, tolerance: float) -> bool:
-    """Equal integers, and floats up to two thirds of the digits of the function's narrowest dtype."""
+    """True for equal integers, and for floats that differ by at most `tolerance` of themselves or of the largest."""
     if x.shape != y.shape or x.dtype.kind in "iub":
         return np.array_equal(x, y)
     x, y = x.astype(complex), y.astype(complex)

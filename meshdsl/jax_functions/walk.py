@@ -130,17 +130,20 @@ class _Walk:
             same.update(zip(y.outvars, x.outvars, strict=False))
             if x.outvars and not x.effects and live.isdisjoint(x.outvars):
                 continue
-            try:
-                if x.primitive.name != y.primitive.name or len(x.invars) != len(y.invars):
-                    raise _refuse(f"is {y.primitive.name} on a block")
-                values = self.results(x, y, list(map(read, x.invars, y.invars)))
-            except _RefusedError as refused:
-                # the line of the outermost call: an inner jaxpr may be cached from an earlier caller
-                problem, line = refused.problem, line_of(x)
-                name = problem.primitive or x.primitive.name
-                raise _RefusedError(problem._replace(primitive=name, where=line or problem.where)) from None
-            env.update(zip(x.outvars, values, strict=True))
+            env.update(zip(x.outvars, self.located(x, y, read), strict=True))
         return [read(x, y) for x, y in zip(a.outvars, b.outvars, strict=True)]
+
+    def located(self, x: Any, y: Any, read: Callable[[Any, Any], _Value]) -> list[_Value]:
+        """The results of one equation; an error names its primitive and the user's line."""
+        try:
+            if x.primitive.name != y.primitive.name or len(x.invars) != len(y.invars):
+                raise _refuse(f"is {y.primitive.name} on a block")
+            return self.results(x, y, list(map(read, x.invars, y.invars)))
+        except _RefusedError as refused:
+            # the line of the outermost call: an inner jaxpr may be cached from an earlier caller
+            problem, line = refused.problem, line_of(x)
+            name = problem.primitive or x.primitive.name
+            raise _RefusedError(problem._replace(primitive=name, where=line or problem.where)) from None
 
     def constant(self, a: Any, b: Any) -> _Value:
         """A constant of the function: equal on a block, or one number at all places."""
@@ -322,7 +325,7 @@ def _linear_solve(walk: _Walk, a: Any, b: Any, ins: list[_Value]) -> list[_Value
 
 
 def _check_params(a: Any, b: Any) -> None:
-    """Raise an error for a parameter that depends on the size of a block."""
+    """Raise an error if a parameter of a primitive depends on the block size, so that it differs between a and b."""
     for key, value in a.params.items():
         if key not in _FREE and _simple(value) and not _equal(value, b.params.get(key)):
             raise _refuse(f"reads the size of a block: its {key} is {value}, and {b.params.get(key)} there,")

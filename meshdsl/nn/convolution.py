@@ -7,6 +7,7 @@ from typing import Any
 
 import meshdsl as md
 
+from .linear import with_bias
 from .precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 
 
@@ -55,9 +56,7 @@ def conv(
             dilation=dilation,
             dtype=precision.reduce,
         )
-        if bias:
-            b = md.param("b", [output], init=md.init.zeros(), dtype=precision.param)
-            y = y + md.cast(b, y.dtype)
+        y = with_bias(y, "b", (output,), precision) if bias else y
     y = md.cast(y, precision.compute)
     return md.rename(y, **{output.name: channels.name}) if same_name else y
 

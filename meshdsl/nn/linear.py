@@ -24,6 +24,11 @@ def weight(name: str, over: tuple[md.Dim, ...], into: tuple[md.Dim, ...], init: 
     return md.param(name, [*over, *into], init=init, dtype=precision.param)
 
 
+def with_bias(y: md.Tensor, name: str, dims: tuple[md.Dim, ...], precision: Precision) -> md.Tensor:
+    """y plus a parameter of these dims, which starts at zero."""
+    return y + md.cast(md.param(name, dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
+
+
 def dense(
     x: md.Tensor,
     over: DimsLike,
@@ -46,8 +51,7 @@ def dense(
     with md.scope(name):
         w = weight("w", summed, new_dims, init, precision)
         y = precision.einsum(x, w, out=[*(d for d in x.dims if d not in summed), *new_dims])
-        if bias:
-            y = y + md.cast(md.param("b", new_dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
+        y = with_bias(y, "b", new_dims, precision) if bias else y
     return md.cast(y, precision.compute)
 
 
@@ -149,9 +153,7 @@ def feed_forward(
     def product(y: md.Tensor, kind: str, summed: tuple[md.Dim, ...], into: tuple[md.Dim, ...]) -> md.Tensor:
         y = precision.einsum(y, weight(f"w_{kind}", summed, into, init, precision), out=[*rest, *into])
         y = md.prefer(y, inner) if inner in into else y
-        if bias:
-            y = y + md.cast(md.param(f"b_{kind}", into, init=md.init.zeros(), dtype=precision.param), y.dtype)
-        return md.cast(y, precision.compute)
+        return md.cast(with_bias(y, f"b_{kind}", into, precision) if bias else y, precision.compute)
 
     with md.scope(name):
         y = product(x, "in", summed, (inner,))

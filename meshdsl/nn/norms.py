@@ -9,6 +9,7 @@ from typing import Any
 
 import meshdsl as md
 
+from .linear import with_bias
 from .precision import FLOAT32, DimsLike, Precision, dims_of
 
 
@@ -30,7 +31,9 @@ def layer_norm(
     >>> model(model.init(md.random.key(0), x), x)
     tensor(float32[batch=1 model=2], [[-1.  1.]])
     """
-    return _norm(x, over, name, eps, scale, bias, precision, centre=True)
+    dims = dims_of(x, over)
+    y = normal(md.cast(x, precision.reduce), dims, eps, centre=True)
+    return scaled(y, dims, name, scale, bias, precision)
 
 
 def rms_norm(
@@ -53,24 +56,9 @@ def rms_norm(
     >>> model(model.init(md.random.key(0), x), x)
     tensor(float32[batch=1 model=2], [[0.2 1.4]])
     """
-    return _norm(x, over, name, eps, scale, False, precision, centre=False, offset=scale_offset)
-
-
-def _norm(
-    x: md.Tensor,
-    over: DimsLike,
-    name: str,
-    eps: float,
-    scale: bool,
-    bias: bool,
-    precision: Precision,
-    *,
-    centre: bool,
-    offset: float = 0.0,
-) -> md.Tensor:
     dims = dims_of(x, over)
-    y = normal(md.cast(x, precision.reduce), dims, eps, centre)
-    return scaled(y, dims, name, scale, bias, precision, offset)
+    y = normal(md.cast(x, precision.reduce), dims, eps, centre=False)
+    return scaled(y, dims, name, scale, False, precision, scale_offset)
 
 
 def scaled(
@@ -88,8 +76,7 @@ def scaled(
             init = md.init.constant(1 - offset) if offset else md.init.ones()
             factor = md.cast(md.param("scale", dims, init=init, dtype=precision.param), y.dtype)
             y = y * (factor + offset if offset else factor)
-        if bias:
-            y = y + md.cast(md.param("bias", dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
+        y = with_bias(y, "bias", dims, precision) if bias else y
     return md.cast(y, precision.compute)
 
 

@@ -157,10 +157,11 @@ def state_space(
     dims = [*x.dims, n]
     decay = md.broadcast(md.exp(exponent), dims)
     drive = md.broadcast(wide, dims) * (-md.expm1(exponent) / a)
-    h = md.associative_scan(_then, (decay, drive), over=length)[1]
+    h = md.associative_scan(then, (decay, drive), over=length)[1]
     y = md.einsum(h, md.cast(c, h.dtype), out=x.dims) + md.cast(d, wide.dtype) * wide
     return md.cast(y, precision.compute)
 
 
-def _then(first: Any, second: Any) -> Any:
+def then(first: Any, second: Any) -> Any:
+    """One step (decay, drive) of a linear recurrence after another, as one step."""
     return first[0] * second[0], second[0] * first[1] + second[1]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import meshdsl as md
 
 from .precision import FLOAT32, DimLike, Precision, dim_of
+from .recurrent import then
 
 
 def selective_scan(
@@ -47,13 +46,9 @@ def selective_scan(
     x, steps, a, b, c = (md.cast(y, precision.reduce) for y in (x, steps, a, b, c))
     decay = md.exp(each(steps) * a)
     drive = each(steps * x) * b
-    total, h = md.associative_scan(_then, (decay, drive), over=length)
+    total, h = md.associative_scan(then, (decay, drive), over=length)
     if state is not None:
         h = h + total * md.cast(state, h.dtype)
     last = md.slice(h, length, length.size - 1, 1)
     y = md.cast(md.einsum(h, c, out=x.dims), result)
     return y, md.reshape(last, [d for d in last.dims if d.name != length.name])
-
-
-def _then(first: Any, second: Any) -> Any:
-    return first[0] * second[0], second[0] * first[1] + second[1]

@@ -148,8 +148,8 @@ def callback(x: Any, function: Call) -> Tensor:
     """The same tensor; whenever the program computes it, the host calls `function(block, part)` for each shard.
 
     `block` is a NumPy array with the dims of x in order, a copy without padding; `part` has its indices along each dim.
-    Of copies of a block one is given, and a partial sum is summed first. As the prints of `md.print`, calls keep their
-    order, also in loops and branches, and are never removed.
+    Replicas of a block are passed once; a partial sum is reduced first. Calls keep their order, also in loops and
+    branches, and are never removed, like those of `md.print`.
 
     >>> import meshdsl as md
     >>> got = []

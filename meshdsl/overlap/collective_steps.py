@@ -23,7 +23,7 @@ from ..cost.timeline import timeline
 from ..dims import Dim, Shape
 from ..errors import InternalError, LayoutError
 from ..errors.no_effect import NoEffectError
-from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, walk
+from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, no_flops, walk
 from ..layouts import Mesh, Sharding
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from ..lowering.program import Program
@@ -56,7 +56,7 @@ REGROUP = Op(  # dims as several dims, one for each level of the network, or bac
     type=lambda x, *, shape, dims: Type(shape, x.dtype),
     kernel=lambda c, x, *, shape, dims: c.xp.reshape(x, c.outs[0].sizes),
     linear=Linear.JOINT,
-    flops=lambda *_, **__: 0,
+    flops=no_flops,
     shardings=_regrouped,
     rule=lambda x, *, shape, dims: _apart(x, shape),
     fuses=Fuses.VIEW,
@@ -165,10 +165,9 @@ class _Rewriter:
     def seconds(self, program: Program, eqns: Sequence[Eqn]) -> float:
         """Seconds of the collectives, one after the other."""
         records = [program.record(eqn, 1) for eqn in eqns if eqn.sends]
-        sizes = (full_bytes(record, program.mesh.count(record.axes)) for record in records)
         return sum(
-            self.placement.seconds(record.op.timed_as, record.axes, size)
-            for record, size in zip(records, sizes, strict=True)
+            self.placement.seconds(each.op.timed_as, each.axes, full_bytes(each, program.mesh.count(each.axes)))
+            for each in records
         )
 
 

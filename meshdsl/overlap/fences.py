@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..control.host import host_values
 from ..dims import size_of
-from ..ir import Eqn, Linear, Op, Product, Reduce, Var
+from ..ir import Eqn, Linear, Op, Product, Reduce, Var, sources_of
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
 from ..targets.fusion import Kernel, holders, steps
@@ -58,15 +58,10 @@ def products(program: Program, kernels: Kernels) -> dict[Eqn, tuple[Eqn, ...]]:
         follows = {v for v in fences[0].outs if fences[0].op is FENCE}
         for eqn in eqns:
             follows.update(eqn.outs if not follows.isdisjoint(eqn.ins) else ())
-        needed = {v for eqn in fences[1:] if eqn.op is FENCE for v in eqn.ins}
-        for eqn in reversed(eqns):
-            needed.update(eqn.ins if not needed.isdisjoint(eqn.outs) else ())
+        needed = sources_of(eqns, {v for eqn in fences[1:] if eqn.op is FENCE for v in eqn.ins})
         ending = (product for eqn in eqns for product in kernels.products.get(eqn, ()))
-        inside = set(eqns)
         planned[start] = tuple(
-            product
-            for product in ending
-            if product in inside and not follows.isdisjoint(product.outs) and not needed.isdisjoint(product.outs)
+            product for product in ending if product in needed and not follows.isdisjoint(product.outs)
         )
     return planned
 
@@ -97,7 +92,7 @@ def _is_boundary(eqn: Eqn) -> bool:
 
 
 class _Fenced:
-    """A program under rewriting: its new equations, and the fenced versions of its values."""
+    """The program being built: its equations so far, and for each value its newest copy, the result of a fence."""
 
     def __init__(self, program: Program, kernels: Kernels):
         self.stored = set(kernels.stored) - host_values(program)  # a fence is in the device's memory

@@ -121,7 +121,7 @@ def _next(computes: list[Ready], used: Footprint | None) -> Task:
 
 
 def _end(start: float, seconds: float, sending_until: float, slowdown: float) -> float:
-    """The end of a computation that runs slower until `sending_until`, the end of the collectives."""
+    """End time of a computation that runs `slowdown` times slower until the collectives end, at `sending_until`."""
     beside = max(0.0, sending_until - start)
     if seconds * slowdown <= beside:
         return start + seconds * slowdown

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..ir import Eqn, Scan, Var
+from ..ir import Eqn, Scan, Var, readers_of
 from ..lowering.program import Program
 from ..ops.inverse import INVERSE
-from .slot_spaces import StoredSlots, names_slots, readers_of
+from .slot_spaces import StoredSlots, names_slots
 from .split import split
 
 

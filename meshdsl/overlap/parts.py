@@ -23,7 +23,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Eqn, Fuses, Linear, Op, Type
+from ..ir import Eqn, Fuses, Linear, Op, Type, no_flops
 from ..layouts import Mesh
 from ..ops.reshape import RESHAPE, groups
 
@@ -58,15 +58,11 @@ def _join(c: Local, *xs: Any, dim: str, chunks: int) -> Any:
     return c.xp.reshape(c.xp.concatenate(rows, axis + 1), (*sizes[:axis], len(xs) * sizes[axis], *sizes[axis + 1 :]))
 
 
-def _no_flops(*_: Any, **__: Any) -> float:
-    return 0.0
-
-
 PART = Op(
     "part",
     type=lambda x, *, dim, index, parts, chunks: Type(resized(x.dims, dim, 1 / parts), x.dtype),
     kernel=_part,
-    flops=_no_flops,
+    flops=no_flops,
     linear=Linear.JOINT,
     fuses=Fuses.PICK,
 )
@@ -74,7 +70,7 @@ JOIN_PARTS = Op(
     "join_parts",
     type=lambda *xs, dim, chunks: Type(resized(xs[0].dims, dim, len(xs)), xs[0].dtype),
     kernel=_join,
-    flops=_no_flops,
+    flops=no_flops,
     linear=Linear.JOINT,
     fuses=Fuses.MAP,
 )
@@ -89,7 +85,7 @@ FILLED_PART = Op(  # of the first x slots of a block: how many are among the `si
     "filled_part",
     type=lambda x, *, start, size: x,
     kernel=lambda c, x, *, start, size: c.xp.clip(x - start, 0, size).astype(x.dtype),
-    flops=_no_flops,
+    flops=no_flops,
     fuses=Fuses.MAP,
 )
 
@@ -164,7 +160,7 @@ RUN = Op(  # the first slot that a part fills and how many it fills, from the us
     "run_of_slots",
     type=lambda *used, run: Type((*used[-1].dims, run), used[-1].dtype),
     kernel=_run,
-    flops=_no_flops,
+    flops=no_flops,
     fuses=Fuses.MAP,
 )
 

@@ -50,8 +50,8 @@ def plan_overlap(
     def used(one: Program) -> Memory:
         return memory(one, donated=[one.ins[i] for i in donated], machine=machine)
 
-    def judged(name: str, one: Program, time: Timeline | None = None) -> Judged:
-        time = timeline(ledger(one), machine, placement) if time is None else time
+    def judged(name: str, one: Program) -> Judged:
+        time = timeline(ledger(one), machine, placement)
         peak = used(one).peak
         over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
         return Attempt(name, time.seconds, time.exposed, peak, over), one, time

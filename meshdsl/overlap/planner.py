@@ -24,7 +24,7 @@ from .list_schedule import list_schedule
 from .loops import LoopsInParts
 from .memory_target import MemoryTarget
 from .one_in_flight import one_in_flight
-from .ranges import expert_ranges, pipelined, reductions_early, staggered
+from .ranges import delays, expert_ranges, pipelined, reductions_early, staggered
 from .reasons import no_parts, no_rings, no_skew
 from .ring_products import faster_rings, ring_products, rings
 from .skew import gathers_ahead, gradients_behind, skew
@@ -339,15 +339,13 @@ class Planner:
     def delayed(self, program: Program, part: Mapping[Eqn, int]) -> tuple[float, Callable[[float, bool], Program]]:
         """The best of a few delays between the parts, in seconds; the order with it, given a limit of memory."""
         tasks = tasks_of(program, self.machine, self.placement)
-        sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
-        unit = sends[len(sends) // 2] if sends else 0.0
 
         def plan(hold: float, limit: float = math.inf, late: bool = False) -> Program:
             check_deadline()
             order = list_schedule(tasks, lambda t: t.tail - hold * part.get(t.eqn, 0), limit)
             return ordered(tasks, _late(tasks, order, late))
 
-        seconds_of = {factor * unit: self.seconds(plan(factor * unit)) for factor in STAGGER}
+        seconds_of = {hold: self.seconds(plan(hold)) for hold in delays(tasks, part, STAGGER)}
         best = min(seconds_of, key=lambda hold: seconds_of[hold])
         return best, lambda limit, late: plan(best, limit, late)
 

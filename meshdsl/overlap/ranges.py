@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..ir import Eqn, Var
+from ..ir import Eqn, Var, sources_of
 from ..lowering.program import Program
 from .insertion import starts
 from .list_schedule import list_schedule
@@ -34,20 +34,11 @@ def expert_ranges(eqns: Sequence[Eqn]) -> Iterator[list[Eqn]]:
             below.update(eqn.outs)
             between.append(eqn)
             if is_exchange(eqn):
-                yield _that_reach(between)
+                sources = sources_of(between, eqn.outs)
+                yield [each for each in between if each in sources]
                 start = None
         elif start is None and is_exchange(eqn):
             start, below, between = eqn, set(eqn.outs), [eqn]
-
-
-def _that_reach(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The equations on which the last one depends, and itself."""
-    read, found = set(eqns[-1].outs), list[Eqn]()
-    for eqn in reversed(eqns):
-        if not read.isdisjoint(eqn.outs):
-            read.update(eqn.ins)
-            found.append(eqn)
-    return found[::-1]
 
 
 def pipelined(made: Parts, ranges: Sequence[Collection[Eqn]], machine: Machine, placement: Placement) -> Program:
@@ -79,15 +70,20 @@ def staggered(tasks: Tasks, part: Mapping[Eqn, int]) -> tuple[list[Task], float]
 
     Without a delay, the chains of the parts advance together, and wait for the network together.
     """
-    sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
-    unit = sends[len(sends) // 2] if sends else 0.0
     best, least = list[Task](), math.inf
-    for hold in dict.fromkeys(factor * unit for factor in STAGGER):
+    for hold in delays(tasks, part, STAGGER):
         order = list_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0))
         _, end = starts(order, tasks.machine.overlap_slowdown)
         if end < least:
             best, least = order, end
     return best, least
+
+
+def delays(tasks: Tasks, part: Mapping[Eqn, int], factors: Sequence[float]) -> list[float]:
+    """Delays between the parts, in seconds: these factors of the median time of a collective in parts."""
+    sends = sorted((task.seconds for task in tasks.all if task.sends and task.eqn in part), reverse=True)
+    unit = sends[len(sends) // 2] if sends else 0.0
+    return list(dict.fromkeys(factor * unit for factor in factors))
 
 
 def reductions_early(order: Sequence[Task]) -> list[Task]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..backend import Local, letters
 from ..dims import Dim, Shape
-from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Type, Var, dce
+from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Type, Var, dce, readers_of
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.blocks import RELABEL
@@ -63,16 +63,13 @@ def rings(program: Program) -> tuple[Ring, ...]:
     All readers are products of two operands whose results are sharded over the gather's axes, the dim is gathered
     completely, and it is stored without padding under both its names.
     """
-    readers: dict[Var, list[Eqn]] = {v: [] for eqn in program.eqns for v in (*eqn.ins, *eqn.outs)}
-    for eqn in program.eqns:
-        for v in dict.fromkeys(eqn.ins):
-            readers[v].append(eqn)
-    gathers = (_named(eqn, readers[eqn.outs[0]]) for eqn in program.eqns if isinstance(eqn.op, AllGather))
+    readers = readers_of(program)
+    gathers = (_named(eqn, readers.get(eqn.outs[0], ())) for eqn in program.eqns if isinstance(eqn.op, AllGather))
     outs = set(program.outs)
     return tuple(
         ring
         for ring in gathers
-        if outs.isdisjoint((ring.gather.outs[0], ring.value)) and _fits(program, ring, readers[ring.value])
+        if outs.isdisjoint((ring.gather.outs[0], ring.value)) and _fits(program, ring, readers.get(ring.value, ()))
     )
 
 

@@ -16,7 +16,7 @@ and the last late stage are outside the loop, so every equation runs as often as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +25,12 @@ import numpy as np
 from ..backend import Local
 from ..control import SCAN
 from ..dims import Dim
-from ..ir import Eqn, Fuses, Linear, Op, Product, Scan, Type, Var, dce
+from ..ir import Eqn, Fuses, Linear, Op, Product, Scan, Type, Var, dce, no_flops, sources_of
 from ..lowering.collectives import AllGather
 from ..lowering.program import Program
 from ..ops.indexing import IOTA
 from ..ops.joining import INDEX
 from ..ops.reshape import RENAME
-
-
-def _no_flops(*_: Any, **__: Any) -> float:
-    return 0.0
 
 
 def _with_row(c: Local, x: Any, row: Any, *, dim: Dim, first: bool) -> Any:
@@ -49,7 +45,7 @@ ROW = Op(  # the row at index `at` + `skip` of a stack
     ),
     blocked=lambda x, at, *, dim, skip: (dim.name,),
     linear=Linear.FIRST,
-    flops=_no_flops,
+    flops=no_flops,
     fuses=Fuses.PICK,
 )
 WITH_ROW = Op(  # a stack with one more row, first or last
@@ -58,7 +54,7 @@ WITH_ROW = Op(  # a stack with one more row, first or last
     kernel=_with_row,
     blocked=lambda x, row, *, dim, first: (dim.name,),
     linear=Linear.JOINT,
-    flops=_no_flops,
+    flops=no_flops,
     fuses=Fuses.MAP,
 )
 
@@ -84,7 +80,7 @@ def gathers_ahead(scan: Scan) -> EarlyStage | None:
         if free.issuperset(eqn.ins) and eqn.control is None:
             fixed.add(eqn)
             free.update(eqn.outs)
-    early = _above(body.eqns, [v for eqn in fixed if isinstance(eqn.op, AllGather) for v in eqn.outs])
+    early = sources_of(body.eqns, [v for eqn in fixed if isinstance(eqn.op, AllGather) for v in eqn.outs])
     return EarlyStage(frozenset(early), False) if early else None
 
 
@@ -93,21 +89,11 @@ def gradients_behind(scan: Scan) -> EarlyStage | None:
     them, or no such product.
     """
     body = scan.body
-    early = _above(body.eqns, scan.results(body.outs)[0])
+    early = sources_of(body.eqns, scan.results(body.outs)[0])
     late = [eqn for eqn in body.eqns if eqn not in early]
     products = any(isinstance(eqn.op, Op) and eqn.op.product is not Product.NONE for eqn in late)
     sends = any(eqn.sends for eqn in early)
     return EarlyStage(frozenset(early), True) if products and sends else None
-
-
-def _above(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
-    """The equations that compute these values, with all that they read."""
-    needed, sources = set(values), set[Eqn]()
-    for eqn in reversed(eqns):
-        if not needed.isdisjoint(eqn.outs):
-            sources.add(eqn)
-            needed.update(eqn.ins)
-    return sources
 
 
 def skew(program: Program, choose: Callable[[Scan], EarlyStage | None], order: Callable[[Program], Program]) -> Program:

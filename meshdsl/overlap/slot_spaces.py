@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Block, Local, NumPy
 from ..control.remat import BARRIER
 from ..dims import Dim, Shape
-from ..ir import Eqn, Fuses, Linear, Op, Reduce, Var
+from ..ir import Eqn, Fuses, Linear, Op, Reduce, Var, readers_of
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..ops.indexing import SCATTER_ADD, TAKE
@@ -106,14 +106,6 @@ def names_slots(eqn: Eqn, index: Var) -> bool:
             return index is eqn.ins[0] and index is not eqn.ins[1]
         case op:
             return op in (INVERSE, BARRIER)
-
-
-def readers_of(program: Program) -> dict[Var, list[Eqn]]:
-    readers: dict[Var, list[Eqn]] = {}
-    for eqn in program.eqns:
-        for v in dict.fromkeys(eqn.ins):
-            readers.setdefault(v, []).append(eqn)
-    return readers
 
 
 def slot_spaces(program: Program) -> Iterator[SlotSpace]:

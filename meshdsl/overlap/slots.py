@@ -22,7 +22,7 @@ import numpy as np
 
 from ..control.remat import BARRIER
 from ..dims import Dim
-from ..ir import Eqn, Op, Var
+from ..ir import Eqn, Op, Var, readers_of
 from ..layouts import Sharding
 from ..lowering.collectives import AllToAll
 from ..lowering.partition.planner import Reshard
@@ -42,7 +42,6 @@ from .slot_spaces import (
     StoredSlots,
     names_slots,
     positions,
-    readers_of,
     slot_spaces,
     slots_after,
     sums_parts,

@@ -16,13 +16,13 @@ make this a lookup.)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ..dims import Dim, Shape
 from ..errors import MeshdslError
-from ..ir import Collective, Eqn, Op, Type, Var, dce
+from ..ir import Collective, Eqn, Op, Type, Var, dce, params_with
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
@@ -52,22 +52,14 @@ class Parts:
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     """The cut of every value that is connected to `dim` of the program's inputs."""
-    return _splitter(program, _of_inputs(program, dim), parts, None, dim).cut
+    return _finished(lambda refused: Splitter(program, _of_inputs(program, dim), parts, None, dim, refused)).cut
 
 
-def _splitter(
-    program: Program,
-    cuts: Mapping[Var, Cut],
-    parts: int,
-    among: set[Eqn] | None,
-    dim: str,
-    stored: Collection[Var] = (),
-    read: Sequence[StoredSlots] = (),
-) -> Splitter:
-    """The splitter after all equations; spaces of slots that cannot be in parts are left out."""
+def _finished(make: Callable[[Sequence[Eqn]], Splitter]) -> Splitter:
+    """The splitter after all equations; it is made again without each space of slots that cannot be in parts."""
     refused: list[Eqn] = []
     while True:
-        splitter = Splitter(program, cuts, parts, among, dim, refused, stored, read)
+        splitter = make(refused)
         try:
             splitter.run()
         except RefusedError as refusal:
@@ -97,7 +89,8 @@ def split(
     of float additions; all other values are computed by the same operations on the same elements.
     """
     cuts = _of_inputs(program, dim) if cuts is None else cuts
-    splitter = _splitter(program, cuts, parts, None if among is None else set(among), dim, stored, read)
+    range_ = None if among is None else set(among)
+    splitter = _finished(lambda refused: Splitter(program, cuts, parts, range_, dim, refused, stored, read))
     after = dce(program.replace(eqns=tuple(splitter.eqns), outs=splitter.outs))
     part = {eqn: splitter.part[eqn] for eqn in after.eqns if eqn in splitter.part}
     return Parts(after, part, splitter.count, splitter.of, tuple(splitter.ends), splitter.to_store)
@@ -204,11 +197,9 @@ class Splitter:
             whole = self.whole(v, eqn)
             parts: list[Var] = []
             for i in range(self.parts):
-                out = Var(resized(v.dims, cut.dim, 1 / self.parts), v.dtype, v.name, v.sharding)
+                out = Var(self.small(v, cut), v.dtype, v.name, v.sharding)
                 params = {"dim": cut.dim, "index": i, "parts": self.parts, "chunks": cut.chunks}
-                one = Eqn(PART, (whole,), (out,), params, eqn.where, eqn.backward)
-                self.eqns.append(one)
-                self.part[one] = i
+                self.append(Eqn(PART, (whole,), (out,), params, eqn.where, eqn.backward), i)
                 parts.append(out)
             self.taken[v, cut] = tuple(parts)
         return self.taken[v, cut]
@@ -233,13 +224,10 @@ class Splitter:
         results: list[list[Var]] = [[] for _ in eqn.outs]
         for i in range(self.parts):
             outs = tuple(
-                dataclasses.replace(v) if cut is None else dataclasses.replace(v, dims=self.small(v, cut))
-                for v, cut in zip(eqn.outs, plan.outs, strict=True)
+                dataclasses.replace(v, dims=self.small(v, cut)) for v, cut in zip(eqn.outs, plan.outs, strict=True)
             )
             xs = tuple(operands[i] for operands in ins)
-            one = dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params)
-            self.eqns.append(one)
-            self.part[one] = i
+            self.append(dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params), i)
             for pieces, v in zip(results, outs, strict=True):
                 pieces.append(v)
         for v, cut, pieces in zip(eqn.outs, plan.outs, results, strict=True):
@@ -269,7 +257,10 @@ class Splitter:
         return True
 
     def in_full(self, eqn: Eqn) -> None:
-        """Add one equation on complete values. Its results can be cut if no input of the program has the dim."""
+        """Add one equation that is not in parts; its operands are put together first.
+
+        Later equations may cut its results along `new_dim`, a dim that no input of the program has.
+        """
         self.ends += [eqn] * any(v in self.pieces for v in eqn.ins)
         one = dataclasses.replace(eqn, ins=tuple(self.whole(v, eqn) for v in eqn.ins))
         self.eqns.append(one)
@@ -287,13 +278,12 @@ class Splitter:
         outs = [dataclasses.replace(v) for _ in range(self.parts)]
         for i, out in enumerate(outs):
             params = {"start": i * filled.size, "size": filled.size}
-            one = Eqn(FILLED_PART, (self.whole(v, eqn),), (out,), params, eqn.where, eqn.backward)
-            self.eqns.append(one)
-            self.part[one] = i
+            self.append(Eqn(FILLED_PART, (self.whole(v, eqn),), (out,), params, eqn.where, eqn.backward), i)
         return tuple(outs)
 
-    def small(self, v: Var, cut: Cut) -> Shape:
-        return resized(v.dims, cut.dim, 1 / self.parts)
+    def small(self, v: Var, cut: Cut | Filled | None) -> Shape:
+        """The dims of a part."""
+        return resized(v.dims, cut.dim, 1 / self.parts) if isinstance(cut, Cut) else v.dims
 
     def plan(self, eqn: Eqn) -> _Plan | None:
         """The equation in parts; None if it cannot run in parts."""
@@ -384,13 +374,10 @@ class Splitter:
             for d in v.dims
             if d.name == cut.dim
         }
-        params = {key: _substituted(value, new) for key, value in eqn.params.items()}
-        types = [v.type if cut is None else Type(self.small(v, cut), v.dtype) for v, cut in ins]
-        expected = tuple(
-            v.type if cut is None else Type(self.small(v, cut), v.dtype) for v, cut in zip(eqn.outs, outs, strict=True)
-        )
+        params = params_with(eqn, new)
+        types = [Type(self.small(v, cut), v.dtype) for v, cut in pairs]
         try:
-            fits = cast(Op, eqn.op).infer(types, params) == expected
+            fits = cast(Op, eqn.op).infer(types[: len(ins)], params) == tuple(types[len(ins) :])
         except (MeshdslError, KeyError, ValueError):
             return None
         return _Plan(tuple(ins), outs, params) if fits else None
@@ -415,11 +402,3 @@ def _cuts(
     if any(len(found) > 1 for found in dims):
         return None
     return tuple(Cut(found[0], chunks) if found else None for found in dims)
-
-
-def _substituted(value: Any, new: Mapping[Dim, Dim]) -> Any:
-    if isinstance(value, Dim):
-        return new.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(_substituted(item, new) for item in cast("tuple[Any, ...]", value))
-    return value

@@ -24,14 +24,10 @@ def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
     return above
 
 
-def _exchanges(tasks: Tasks) -> list[Task]:
-    return [task for task in tasks.all if task.sends and task.eqn.effect.exchanges]
-
-
 def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
     """For every all_to_all, the backward computation without a path to or from it, and before any other reduction."""
     above = _reach(tasks.all)
-    exchanges = _exchanges(tasks)
+    exchanges = [task for task in tasks.all if task.sends and task.eqn.effect.exchanges]
     others = sum(1 << task.number for task in tasks.all if isinstance(task.step, Send) and task not in exchanges)
     labelled = [t for t in tasks.all if not t.sends and t.eqn.backward and not above[t] & others]
     return {

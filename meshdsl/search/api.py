@@ -94,6 +94,8 @@ def search(
     _check_limits(limit, time_limit, patience)
     on = _bounded(machine)
     request = SearchRequest(
+        on,
+        assignment,
         objective=objective,
         limit=on.hbm if limit is None else limit,
         fixed=layout if isinstance(layout, Layout) else Layout(layout),
@@ -108,7 +110,7 @@ def search(
         progress=progress,
         started=started,
     )
-    tried = _meshes(mesh, devices, most_axes, on)
+    tried = _meshes(mesh, devices, most_axes)
     turns = _turns(f, knobs, any(has_slow_axis(on, grid) for grid in tried), on)
     if not turns and start is not None:
         raise LayoutError(
@@ -119,7 +121,7 @@ def search(
     searched += ["steps"]  # where the machine decides, "auto" is a choice of the search
     first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
     variants = Variants(compiled, args, _title(f, compiled), on, first)
-    run = PlanSearch(variants, tried, on, request, turns, getattr(f, "layouts", {}), assignment, start)
+    run = PlanSearch(variants, tried, request, turns, getattr(f, "layouts", {}), start)
     run.until_done()
     return plan_result(run)
 
@@ -162,9 +164,7 @@ def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tup
     return compile(f, "", donate=donate), args
 
 
-def _meshes(
-    mesh: MeshLike | Sequence[MeshLike] | None, devices: int | None, most_axes: int, machine: Machine
-) -> list[Mesh]:
+def _meshes(mesh: MeshLike | Sequence[MeshLike] | None, devices: int | None, most_axes: int) -> list[Mesh]:
     if (mesh is None) == (devices is None):
         raise LayoutError(
             f"a search takes a mesh or a number of devices, one of the two; got mesh={mesh!r} and devices={devices!r}"

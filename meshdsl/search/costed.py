@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 
 from ..compile.plan import Plan
-from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
 from ..lowering import Program
-from .evaluate import Assignment, Entry, evaluate
+from .evaluate import Entry, evaluate
 from .request import SearchRequest
 from .variants import Variants
 
@@ -32,16 +31,13 @@ class Costed:
     def __init__(
         self,
         variants: Variants,
-        machine: Machine,
         request: SearchRequest,
-        assignment: Assignment | None,
         partitioned: Callable[[Plan], Program | None] = lambda plan: None,
     ):
         self.started = time.perf_counter() if request.started is None else request.started
         self.begun = time.process_time()
-        self.variants, self.machine, self.request, self.assignment = variants, machine, request, assignment
+        self.variants, self.request = variants, request
         self.partitioned = partitioned  # the program of a plan, if it is lowered with those of other layouts
-        self.limit = request.limit
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
         self.improved = 0.0  # processor seconds from the start to the last better plan
@@ -93,9 +89,9 @@ class Costed:
         if known in self.refused:
             return None
         if known not in self.entries:
-            problem = self.variants.problem(known)
+            problem, r = self.variants.problem(known), self.request
             program = self.partitioned(known)
-            entry = evaluate(problem, known.mesh, known.layout, self.machine, self.limit, self.assignment, program)
+            entry = evaluate(problem, known.mesh, known.layout, r.machine, r.limit, r.assignment, program)
             self.looked += 1
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()
@@ -110,7 +106,7 @@ class Costed:
 
     def score(self, entry: Entry) -> tuple[bool, float, int]:
         """Sort key, smallest best: plans that fit by the objective; plans that don't fit by their memory."""
-        amount = getattr(entry, self.request.objective) if entry.fits else entry.peak_bytes
+        amount = self._amount(entry) if entry.fits else entry.peak_bytes
         return not entry.fits, amount, len(entry.plan.to_dict()) + len(entry.layout.rules)
 
     def ranked(self) -> list[Entry]:
@@ -128,4 +124,4 @@ class Costed:
 
     def least(self) -> float:
         """The objective of the best plan; infinite while none fits."""
-        return min((getattr(e, self.request.objective) for e in self.entries.values() if e.fits), default=math.inf)
+        return min((self._amount(e) for e in self.entries.values() if e.fits), default=math.inf)

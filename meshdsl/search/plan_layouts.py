@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..compile.plan import Plan
-from ..cost.machine import Machine
 from ..cost.network import place
 from ..errors import LayoutError
 from ..errors.deadline import deadline
@@ -15,7 +14,7 @@ from ..layouts import Mesh
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from .costed import Costed
-from .evaluate import Assignment, Entry, SearchProblem, watts
+from .evaluate import Entry, SearchProblem, watts
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
 from .request import SearchRequest
@@ -64,17 +63,9 @@ class Candidates:
 class PlanLayouts:
     """The layouts of each mesh for a plan's knobs; `costed` has the cost of all plans."""
 
-    def __init__(
-        self,
-        variants: Variants,
-        machine: Machine,
-        request: SearchRequest,
-        hints: Mapping[str, tuple[str, str]],
-        assignment: Assignment | None,
-    ):
-        self.variants, self.machine, self.request = variants, machine, request
-        self.hints, self.assignment = hints, assignment
-        self.costed = Costed(variants, machine, request, assignment, self.partitioned)
+    def __init__(self, variants: Variants, request: SearchRequest, hints: Mapping[str, tuple[str, str]]):
+        self.variants, self.request, self.hints = variants, request, hints
+        self.costed = Costed(variants, request, self.partitioned)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
@@ -188,8 +179,8 @@ class PlanLayouts:
         if key not in self._groups:
             problem, r = self.variants.problem(key[0]), self.request
             candidates = r.space(problem.graph, mesh)
-            placement = place(self.machine.network, mesh, self.assignment)
-            screen = Screen(problem.graph, mesh, self.machine, placement, problem.results, problem.plain)
+            placement = place(r.machine.network, mesh, r.assignment)
+            screen = Screen(problem.graph, mesh, r.machine, placement, problem.results, problem.plain)
             self._groups[key] = Candidates(problem, candidates, screen, r.objective)
         return self._groups[key]
 

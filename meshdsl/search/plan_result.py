@@ -27,12 +27,12 @@ def plan_result(run: PlanSearch) -> SearchResult:
         raise run.nothing_fits()
     return SearchResult(
         title=run.variants.title,
-        machine=run.machine,
+        machine=run.request.machine,
         objective=run.request.objective,
-        limit=run.costed.limit,
+        limit=run.request.limit,
         best=best[0],
         runners_up=tuple(best[1:]),
-        front=_front(run) if run.request.front else (),
+        front=tuple(pareto(run.costed.entries.values())) if run.request.front else (),
         counts=run.counts(),
         bound=run.lower_bound(),
         stopped=run.stopped,
@@ -51,17 +51,12 @@ def _edits(run: PlanSearch, best: Entry) -> tuple[LayoutEdit, ...]:
     """The best layout with one dim changed, for each dim; none in a search of plans, whose knobs count for more."""
     if run.turns:
         return ()
-    problem = run.variants.problem(best.plan)
+    problem, r = run.variants.problem(best.plan), run.request
 
     def recost(layout: Layout) -> Report:
-        return problem.cost(best.mesh, layout, run.machine, run.costed.limit, run.assignment)
+        return problem.cost(best.mesh, layout, r.machine, r.limit, r.assignment)
 
     return tuple(layout_edits(best.report, recost, run.layouts.group(best.plan, best.mesh).space.dims))
-
-
-def _front(run: PlanSearch) -> tuple[Entry, ...]:
-    """The Pareto front of the costed plans in time and memory, fastest first."""
-    return tuple(pareto(run.costed.entries.values()))
 
 
 def _fixed(run: PlanSearch) -> tuple[str, ...]:
@@ -103,10 +98,10 @@ def _half(run: PlanSearch, best: Entry) -> Half | None:
     if entry is None:
         known = run.variants.canonical(plan)
         why = "the step cannot be made" if known is None else run.costed.why_not(known)
-        return Half(halved.size, run.costed.limit, None, None, why=why)
+        return Half(halved.size, run.request.limit, None, None, why=why)
     fitting = _fitting(run, entry)
     changes = str(plan.diff(fitting.plan)) if fitting.fits else ""
-    return Half(halved.size, run.costed.limit, entry, fitting if fitting.fits else None, changes)
+    return Half(halved.size, run.request.limit, entry, fitting if fitting.fits else None, changes)
 
 
 def _fitting(run: PlanSearch, entry: Entry) -> Entry:

@@ -6,10 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 from ..compile.plan import Plan
-from ..cost.machine import Machine
 from ..dims import Dim
 from ..ir import walk
 from ..layouts import Mesh
@@ -24,24 +22,18 @@ from .variants import Variants
 class PlanSpace:
     """The plans over some meshes and knobs."""
 
-    def __init__(
-        self,
-        variants: Variants,
-        meshes: Sequence[Mesh],
-        machine: Machine,
-        request: SearchRequest,
-        turns: Sequence[Turn],
-    ):
-        self.variants, self.machine, self.request, self.turns = variants, machine, request, turns
-        self.meshes = list(meshes)
-        self._size = 0
-        self._floor: float | None = None
+    def __init__(self, variants: Variants, meshes: Sequence[Mesh], request: SearchRequest, turns: Sequence[Turn]):
+        self.variants, self.meshes, self.request, self.turns = variants, list(meshes), request, turns
 
     def combinations(self) -> Iterator[Plan]:
         """Every combination of mesh and knobs."""
         plans = [self.variants.base.replace(mesh=mesh) for mesh in self.meshes]
         for turn in self.turns:
-            plans = [plan.replace(**{turn.knob: value}) for plan in plans for value in self._all(turn, plan)]
+            plans = [
+                plan.replace(**{turn.knob: value})
+                for plan in plans
+                for value in dict.fromkeys([getattr(plan, turn.knob), *turn.candidates(plan)])
+            ]
         yield from plans
 
     def keeps_request(self, plan: Plan) -> bool:
@@ -77,35 +69,29 @@ class PlanSpace:
                 return (1 - now) / (1 - then)
         return math.inf
 
-    def _all(self, turn: Turn, plan: Plan) -> list[Any]:
-        return list(dict.fromkeys([getattr(plan, turn.knob), *turn.candidates(plan)]))
-
+    @cached_property
     def size(self) -> int:
         """Number of plans: combinations of mesh and knobs, times the combinations of axes for the dims."""
-        if not self._size:
-            graph = self.variants.problem(self._base()).graph
-            r, knobs = self.request, Counter(plan.mesh for plan in self.combinations())
-            for mesh in self.meshes:
-                self._size += r.space(graph, mesh).size * knobs[mesh]
-        return self._size
+        graph = self.variants.problem(self._base()).graph
+        knobs = Counter(plan.mesh for plan in self.combinations())
+        return sum(self.request.space(graph, mesh).size * knobs[mesh] for mesh in self.meshes)
 
     def _base(self) -> Plan:
         return self.variants.canonical(self.variants.base) or self.variants.base
 
+    @cached_property
     def floor(self) -> float:
         """The least of the objective of any plan: the work of the step that recomputes nothing, over all devices."""
-        if self._floor is None:
-            free = {"remat": "none", "microbatches": 1}
-            turned = {turn.knob for turn in self.turns}
-            least = self._base().replace(**{name: value for name, value in free.items() if name in turned})
-            graph = self.variants.problem(self.variants.canonical(least) or self._base()).graph
-            works = kernels(graph)
-            stored = sum(math.prod(d.size for d in v.dims) * v.dtype.itemsize for v in graph.ins)
-            of_mesh: dict[str, Callable[[Mesh], float]] = {
-                "seconds": lambda mesh: floor(works, self.machine, mesh.size),
-                "energy": lambda mesh: floor(works, self.machine, mesh.size) * watts(self.machine, mesh),
-                "peak_bytes": lambda mesh: stored / mesh.size,
-                "wire_bytes": lambda mesh: 0.0,
-            }
-            self._floor = min(map(of_mesh[self.request.objective], self.meshes)) * (1 - ROUNDING)
-        return self._floor
+        free = {"remat": "none", "microbatches": 1}
+        turned = {turn.knob for turn in self.turns}
+        least = self._base().replace(**{name: value for name, value in free.items() if name in turned})
+        graph = self.variants.problem(self.variants.canonical(least) or self._base()).graph
+        machine, works = self.request.machine, kernels(graph)
+        stored = sum(math.prod(d.size for d in v.dims) * v.dtype.itemsize for v in graph.ins)
+        of_mesh: dict[str, Callable[[Mesh], float]] = {
+            "seconds": lambda mesh: floor(works, machine, mesh.size),
+            "energy": lambda mesh: floor(works, machine, mesh.size) * watts(machine, mesh),
+            "peak_bytes": lambda mesh: stored / mesh.size,
+            "wire_bytes": lambda mesh: 0.0,
+        }
+        return min(map(of_mesh[self.request.objective], self.meshes)) * (1 - ROUNDING)

@@ -15,13 +15,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..compile.plan import Plan
-from ..cost.machine import Machine
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError
 from ..errors.units import show_bytes
 from ..layouts import Layout, Mesh
 from ..overlap.values import MODES
-from .evaluate import Assignment, check_objective
+from .evaluate import check_objective
 from .knobs import Turn
 from .local_search import LocalSearch
 from .plan_layouts import PlanLayouts
@@ -46,20 +45,17 @@ class PlanSearch:
         self,
         variants: Variants,
         meshes: Sequence[Mesh],
-        machine: Machine,
         request: SearchRequest,
         turns: Sequence[Turn],
         hints: Mapping[str, tuple[str, str]],
-        assignment: Assignment | None,
         start: Plan | None = None,
     ):
-        check_objective(request.objective, machine)
-        self.layouts = PlanLayouts(variants, machine, request, hints, assignment)
-        self.space = PlanSpace(variants, meshes, machine, request, turns)
+        check_objective(request.objective, request.machine)
+        self.layouts = PlanLayouts(variants, request, hints)
+        self.space = PlanSpace(variants, meshes, request, turns)
         self.costed = self.layouts.costed
         self.local = LocalSearch(self.layouts, self.space)
-        self.variants, self.machine, self.request = variants, machine, request
-        self.turns, self.assignment = turns, assignment
+        self.variants, self.request, self.turns = variants, request, turns
         self.meshes, self.start = list(meshes), start
         self.complete = False  # every plan is costed
         self.stopped = ""
@@ -101,7 +97,7 @@ class PlanSearch:
             self.costed.look(self.start)
             yield
         if self.variants.canonical(self.variants.base) is not None:
-            self.space.floor()  # the result has it: it takes seconds, which belong to the time limit
+            _ = self.space.floor  # the result has it: it takes seconds, which belong to the time limit
         yield from self.while_patient(self.every())
         if not self.complete and not self.stopped:
             yield from self.local_phases()
@@ -165,7 +161,7 @@ class PlanSearch:
 
     def every(self) -> Iterator[None]:
         """Cost every plan, if there are few."""
-        if self.space.size() > LISTED:
+        if self.space.size > LISTED:
             return
         known = dict.fromkeys(filter(None, map(self.variants.canonical, self.space.combinations())))
         groups = [(plan, self.layouts.group(plan, plan.mesh).space) for plan in known]
@@ -194,7 +190,7 @@ class PlanSearch:
 
     def lower_bound(self) -> float:
         """A lower bound of the objective for every plan."""
-        return self.costed.least() if self.complete else min(self.costed.least(), self.space.floor())
+        return self.costed.least() if self.complete else min(self.costed.least(), self.space.floor)
 
     def progress(self) -> SearchProgress:
         """The state, for a progress line."""
@@ -203,7 +199,7 @@ class PlanSearch:
 
     def counts(self) -> Counts:
         """Number of plans by outcome."""
-        size, costed, illegal = self.space.size(), len(self.costed.entries), len(self.costed.refused)
+        size, costed, illegal = self.space.size, len(self.costed.entries), len(self.costed.refused)
         if self.complete:
             return Counts(len(self.meshes), size, size - costed, costed)
         return Counts(len(self.meshes), size, illegal, costed, max(size - costed - illegal, 0))
@@ -215,6 +211,6 @@ class PlanSearch:
             return LayoutError("every plan is illegal\n\n" + "\n\n".join(reasons[:5]))
         entry = min(self.costed.entries.values(), key=lambda e: e.peak_bytes)
         return LayoutError(
-            f"no plan costed fits {show_bytes(self.costed.limit)} on each device\n"
+            f"no plan costed fits {show_bytes(self.request.limit)} on each device\n"
             f"  the smallest needs {show_bytes(entry.peak_bytes)}:\n  " + str(entry.plan).replace("\n", "\n  ")
         )

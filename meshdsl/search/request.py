@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from ..cost.machine import Machine
 from ..ir import Graph
 from ..layouts import Layout, Mesh
+from .evaluate import Assignment
 from .result import SearchProgress
 from .space import Space, space
 
@@ -17,8 +19,10 @@ ROUNDING = 1e-9  # relative tolerance: a bound sums the same numbers in another 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """The objective of a search, its candidates, and its limits."""
+    """The machine and the objective of a search, its candidates, and its limits."""
 
+    machine: Machine
+    assignment: Assignment | None = None
     objective: str = "seconds"
     limit: float = math.inf  # bytes per device
     fixed: Layout = field(default_factory=Layout)

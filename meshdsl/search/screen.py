@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,14 +35,6 @@ ILLEGAL = math.inf
 Cuts = tuple[Axes | None, ...]  # the axes of some dims
 
 
-@dataclass
-class _Illegal:
-    """The rules for some dims that no legal layout has together."""
-
-    dims: tuple[str, ...]
-    cuts: set[Cuts] = field(default_factory=set[Cuts])
-
-
 class Screen:
     """The loops of one graph on one mesh, lowered under many layouts."""
 
@@ -63,7 +54,8 @@ class Screen:
         self.rows = whole_dims(graph)
         self.demand = Demand(graph)
         self.clock = Clock(machine, placement)
-        self.illegal: dict[int, _Illegal] = {}
+        # by number of equations: the dims that determine their lowering, and axes of these dims that are illegal
+        self.illegal: dict[int, tuple[tuple[str, ...], set[Cuts]]] = {}
 
     @cached_property
     def misplaced(self) -> bool:
@@ -83,21 +75,17 @@ class Screen:
         program = self.machine.target.prepare(bucket_collectives(program))
         return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
 
-    def _dims(self, lowered: int) -> tuple[str, ...]:
-        """The dims whose axes determine the lowering of the first equations."""
-        return self.memo.dims(self.demand, self.graph.eqns[:lowered])
-
     def _known_illegal(self, layout: Layout) -> bool:
         """True if a problem of another layout depends only on rules that this one has too."""
-        return any(_cuts(layout, each.dims) in each.cuts for each in self.illegal.values())
+        return any(_cuts(layout, dims) in illegal for dims, illegal in self.illegal.values())
 
     def _remember(self, layout: Layout, lowered: int) -> None:
         """Remember a problem that lowering so many equations has shown."""
         if lowered:
             if lowered not in self.illegal:
-                self.illegal[lowered] = _Illegal(self._dims(lowered))
-            illegal = self.illegal[lowered]
-            illegal.cuts.add(_cuts(layout, illegal.dims))
+                self.illegal[lowered] = self.memo.dims(self.demand, self.graph.eqns[:lowered]), set()
+            dims, illegal = self.illegal[lowered]
+            illegal.add(_cuts(layout, dims))
 
     def program(self, layout: Layout) -> Program | None:
         """The program of a layout after partition; None if the layout is illegal."""
@@ -125,8 +113,8 @@ class Clock:
 
     def __init__(self, machine: Machine, placement: Placement):
         self.machine, self.placement = machine, placement
-        self._bodies: dict[Program, tuple[LaneSpan, int]] = {}  # the time of one trip, and the bytes that it sends
-        self._times: dict[tuple[Any, ...], tuple[LaneSpan, int]] = {}  # the same, by equations and stored sizes
+        self._bodies: dict[Program, LaneSpan] = {}  # the time of one trip
+        self._times: dict[tuple[Any, ...], LaneSpan] = {}  # the same, by equations and stored sizes
         self._dims: dict[tuple[tuple[Any, ...], ...], tuple[Dim, ...]] = {}  # of bodies with these equations
 
     def seconds(self, program: Program) -> float:
@@ -134,8 +122,8 @@ class Clock:
         schedule = _Known(self, program)
         return max((item.end for item in schedule.ran(schedule.ledger.steps)), default=0.0)
 
-    def body(self, body: Program) -> tuple[LaneSpan, int]:
-        """The time of one trip of a loop body, and the bytes that it sends."""
+    def body(self, body: Program) -> LaneSpan:
+        """The time of one trip of a loop body."""
         if body not in self._bodies:
             same = body.ins, body.eqns, body.outs
             if same not in self._dims:
@@ -143,13 +131,11 @@ class Clock:
                 self._dims[same] = tuple({d for v in values for d in v.dims})
             key = (*same, *map(body.extents.padded, self._dims[same]))
             if key not in self._times:
-                self._times[key] = self._timed(body)
+                lines = ledger(body)
+                schedule = LaneSchedule(lines, self.machine, self.placement, pipelined=False)
+                self._times[key] = schedule.span(lines.steps)
             self._bodies[body] = self._times[key]
         return self._bodies[body]
-
-    def _timed(self, body: Program) -> tuple[LaneSpan, int]:
-        lines = ledger(body)
-        return LaneSchedule(lines, self.machine, self.placement, pipelined=False).span(lines.steps), lines.wire_bytes
 
 
 class _Known(LaneSchedule):
@@ -162,7 +148,7 @@ class _Known(LaneSchedule):
     def repeated(self, loop: LoopStep, depth: int) -> LaneSpan:
         if loop.eqn.scan is None or not isinstance(loop.eqn.scan.body, Program):
             return super().repeated(loop, depth)
-        once, _ = self.clock.body(loop.eqn.scan.body)
+        once = self.clock.body(loop.eqn.scan.body)
         total = LaneSpan(once.seconds * loop.trips)
         total.add(LaneSpan(exposed=once.exposed, least=once.least), loop.trips)
         return total

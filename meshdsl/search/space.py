@@ -18,6 +18,7 @@ from ..layouts.layout import matches
 from ..layouts.sharding import Axes
 from ..lowering.partition.partition import preferences
 
+AXES = "x", "y", "z", "u", "v", "w"  # names of the axes of generated meshes
 Row = tuple[int, ...]  # a layout: an option number for each dim of its space
 
 
@@ -137,7 +138,7 @@ def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
     return pairs
 
 
-def meshes(devices: int, most_axes: int = 3, names: Sequence[str] = ("x", "y", "z", "u", "v", "w")) -> list[Mesh]:
+def meshes(devices: int, most_axes: int = 3) -> list[Mesh]:
     """Every mesh of `devices` devices with at most `most_axes` axes, in every order.
 
     >>> [str(mesh) for mesh in meshes(8)]
@@ -145,8 +146,8 @@ def meshes(devices: int, most_axes: int = 3, names: Sequence[str] = ("x", "y", "
     """
     if not isinstance(devices, int) or devices < 1:
         raise LayoutError(f"a mesh has at least 1 device, got {devices!r}")
-    if not 1 <= most_axes <= len(names):
-        raise LayoutError(f"a mesh of the search has from 1 to {len(names)} axes, got {most_axes!r}")
+    if not 1 <= most_axes <= len(AXES):
+        raise LayoutError(f"a mesh of the search has from 1 to {len(AXES)} axes, got {most_axes!r}")
 
     def shapes(n: int, k: int) -> Iterator[tuple[int, ...]]:
         if k == 1:
@@ -157,4 +158,4 @@ def meshes(devices: int, most_axes: int = 3, names: Sequence[str] = ("x", "y", "
                 yield from ((first, *rest) for rest in shapes(n // first, k - 1))
 
     every = [shape for k in range(1, most_axes + 1) for shape in shapes(devices, k)]
-    return [Mesh(dict(zip(names, shape, strict=False))) for shape in every]
+    return [Mesh(dict(zip(AXES, shape, strict=False))) for shape in every]

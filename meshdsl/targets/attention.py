@@ -10,7 +10,7 @@ import functools
 
 from ..backend.attention import AttentionKernel, Case
 from ..errors import LayoutError, at
-from ..ir import Eqn, Graph, Op, Product
+from ..ir import Eqn, Op, Product
 from ..lowering.program import Program
 from ..ops.attention.blocks import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
@@ -36,11 +36,10 @@ def with_kernels(program: Program, target: Target, requested: str | None = None)
     ['blockwise', 'pallas:512x512']
     """
 
-    def choose_in(graph: Graph) -> Graph:
-        return with_kernels(graph, target, requested) if isinstance(graph, Program) else graph
-
     def chosen(eqn: Eqn) -> Eqn:
-        return _chosen(program, eqn, target, requested) if is_attention(eqn) else eqn.map_graphs(choose_in)
+        if is_attention(eqn):
+            return _chosen(program, eqn, target, requested)
+        return eqn.map_graphs(lambda body: with_kernels(body, target, requested))
 
     return program.replace(eqns=tuple(chosen(eqn) for eqn in program.eqns))
 

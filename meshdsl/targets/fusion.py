@@ -156,12 +156,9 @@ class _Fusion:
         does the reader's result. A kernel contains at most one reduction. Where such a chain ends, its smallest value
         is stored.
         """
+        if not self.fits_kernel(eqn, v):
+            return
         readers = self.readers[v]
-        stored = kind(eqn) is Fuses.UPDATE or not self.fuses(eqn)
-        if stored or len(eqn.outs) > 1 or not readers or not all(map(self.fuses, readers)):
-            return
-        if self.stored_for_reduction(v):
-            return
         chain = self.chain(eqn, v)
         reader = readers[0] if len(readers) == 1 else None
         roots = self.reads(eqn)
@@ -177,6 +174,12 @@ class _Fusion:
             chain, roots = self.chain(eqn, v), self.reads(eqn)
         if reader is not None or self.cheap(v, roots) or self.for_products(v, readers):
             self.roots[v], self.chains[v] = roots, chain
+
+    def fits_kernel(self, eqn: Eqn, v: Var) -> bool:
+        """True if the kernels of its readers can compute a value."""
+        readers = self.readers[v]
+        fuses = kind(eqn) is not Fuses.UPDATE and self.fuses(eqn) and len(eqn.outs) == 1
+        return fuses and bool(readers) and all(map(self.fuses, readers)) and not self.stored_for_reduction(v)
 
     def fuses(self, eqn: Eqn) -> bool:
         """True if an equation may share a kernel with those that make its operands and with those that read it."""

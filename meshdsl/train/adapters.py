@@ -15,7 +15,7 @@ import meshdsl as md
 
 from .data import SPLITS
 from .iterators import Iterated
-from .tokens import shuffled
+from .tokens import place
 
 Batch = Mapping[str, np.ndarray]
 
@@ -112,12 +112,7 @@ class _Rows:
             raise md.MeshdslError(f"there is no {split} data; give held_out=, or evaluate nothing: --eval-batches 0")
         table = self.splits[split]
         first = (step - (split == SPLITS[0])) * self.batch  # training steps start at 1
-        return table[[self._place(split, n, len(table)) for n in range(first, first + self.batch)]]
-
-    def _place(self, split: str, n: int, count: int) -> int:
-        """The row that is the n-th since the start of the run."""
-        epoch, position = divmod(n, count)
-        return shuffled(position, count, self.seed, epoch) if split == SPLITS[0] else position
+        return table[[place(split, n, len(table), self.seed) for n in range(first, first + self.batch)]]
 
 
 def _ends(table: Any) -> str:

@@ -58,16 +58,11 @@ def load(text: str) -> md.Workload:
 def _bundled(text: str) -> md.Workload:
     """A workload of `meshdsl.models`. A name without its module, such as `llama3-70b`, is looked for in all of them."""
     file, colon, name = text.replace("-", "_").partition(":")
-    modules = [module.name for module in pkgutil.iter_modules(models.__path__)]
-    if file in modules:
+    if file in [module.name for module in pkgutil.iter_modules(models.__path__)]:
         found = _workloads(importlib.import_module(f"{models.__name__}.{file}"))
         if (name or file) in found:
             return found[name or file]
-    found = {
-        f"{module}:{key}": workload
-        for module in modules
-        for key, workload in _workloads(importlib.import_module(f"{models.__name__}.{module}")).items()
-    }
+    found = _all_bundled()
     named = {id(workload): workload for key, workload in found.items() if not colon and key.endswith(f":{file}")}
     if len(named) == 1:
         return next(iter(named.values()))
@@ -86,10 +81,9 @@ def _configured_by(path: Path) -> md.Workload:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as JSON: {error}") from None
     readers: dict[object, md.Workload] = {}
-    for module in pkgutil.iter_modules(models.__path__):
-        for workload in _workloads(importlib.import_module(f"{models.__name__}.{module.name}")).values():
-            if workload.hugging_face is not None:
-                readers.setdefault(workload.hugging_face.fixed.get("model_type"), workload)
+    for workload in _all_bundled().values():
+        if workload.hugging_face is not None:
+            readers.setdefault(workload.hugging_face.fixed.get("model_type"), workload)
     kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in readers:
         raise UsageError(f"{path} has no known model_type: {str(kind)[:60]!r}{_list_names(sorted(map(str, readers)))}")
@@ -103,6 +97,12 @@ def _configured_by(path: Path) -> md.Workload:
     if problems:
         raise UsageError("\n  ".join([f"{path} does not fit {workload.name}", *problems]))
     return workload.replace(**fields, compute_dtype=hub.dtype)
+
+
+def _all_bundled() -> dict[str, md.Workload]:
+    """Every workload of `meshdsl.models`, by module:name."""
+    modules = [importlib.import_module(f"{models.__name__}.{m.name}") for m in pkgutil.iter_modules(models.__path__)]
+    return {f"{m.__name__.rpartition('.')[2]}:{key}": w for m in modules for key, w in _workloads(m).items()}
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:

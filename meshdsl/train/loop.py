@@ -75,26 +75,11 @@ def train(
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
         key = md.random.key(seed)
         state = restored[0] if restored else State(_initialise(workload, mesh, layout, key))
-        yield {
-            "event": "start",
-            "workload": workload.name,
-            "mesh": str(mesh),
-            "layout": str(layout),
-            "seed": seed,
-            "config": as_json(dataclasses.asdict(workload.config)),
-            "parameters": sum(math.prod(d.size for d in p.dims) for p in types[0].values()),
-            "data": description or {"kind": "given"},
-        }
+        yield _start(workload, plan, seed, types[0], description)
         if restored:
+            _, source, changed = restored
             left = max(steps - state.step, 0)
-            yield {
-                "event": "resume",
-                "step": state.step,
-                "from": restored[1],
-                "changed": restored[2],
-                "steps_left": left,
-            }
-        is_optional = key_parameter is not None and key_parameter.default is not key_parameter.empty
+            yield {"event": "resume", "step": state.step, "from": source, "changed": changed, "steps_left": left}
         loop = _Loop(
             state=state,
             steps=steps,
@@ -106,7 +91,7 @@ def train(
             run=run,
             evaluate_step=md.compile(workload.eval_step(), mesh, layout),
             keys=_Keys(key) if key_parameter else None,
-            eval_key=(key,) if key_parameter and not is_optional else (),  # an optional key is not passed: no dropout
+            eval_key=(key,) if _needs_key(key_parameter) else (),  # an optional key is not passed: no dropout
             eval_every=eval_every,
             eval_batches=eval_batches,
             keep=keep,
@@ -251,6 +236,19 @@ class _Keys:
         return md.tensor(self.rows[step - self.first], self.key.dims)
 
 
+def _start(workload: md.Workload, plan: md.Plan, seed: int, params: Mapping[str, Any], data: Any) -> Record:
+    return {
+        "event": "start",
+        "workload": workload.name,
+        "mesh": str(plan.mesh),
+        "layout": str(plan.layout),
+        "seed": seed,
+        "config": as_json(dataclasses.asdict(workload.config)),
+        "parameters": sum(math.prod(d.size for d in p.dims) for p in params.values()),
+        "data": data or {"kind": "given"},
+    }
+
+
 def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batches: Batches) -> Record:
     end: Record = {"event": "end", "steps": max(steps_done, 0), "seconds": seconds}
     if state.skipped:
@@ -291,6 +289,10 @@ def _initialise(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md
         return dict(zip(("params", "state"), workload.init(key), strict=True))  # the same paths as in the step
 
     return md.compile(init, mesh, layout)(key)
+
+
+def _needs_key(parameter: inspect.Parameter | None) -> bool:
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def _key(workload: md.Workload) -> inspect.Parameter | None:

@@ -176,7 +176,7 @@ class Profile:
             raise UsageError(f"--profile {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
-        """Start or stop the trace at a step record."""
+        """Start or stop the profiler's trace, if the record is of a step."""
         if record["event"] != "step":
             return
         self.seen += 1

@@ -150,6 +150,7 @@ class Keeping:
         return UsageError("\n".join([summary, *shown, *more, *changed, way_out]))
 
     def _source(self) -> tuple[md.Checkpoints | None, int | None]:
+        """The checkpoints to resume from, and the step (None: the newest); None and None for a new run."""
         own = self.checkpoints
         if self.resume == "auto":  # the file `newest` remains if the steps were removed: not a new run
             has_steps = own.steps() or (own.directory / "newest").exists()
@@ -163,6 +164,11 @@ class Keeping:
             return None, None
         if not self.resume:
             raise UsageError("--resume must be auto, never or the path of a checkpoint; it is empty")
+        return self._named_source()
+
+    def _named_source(self) -> tuple[md.Checkpoints, int | None]:
+        """The checkpoints of the path or URL `resume`, and the step if it names one."""
+        own = self.checkpoints
         path = md.Checkpoints(self.resume).directory if "://" in self.resume else Path(self.resume)
         match = re.fullmatch(r"step-(\d{8,16})", path.name)
         folder = path.parent if match else path

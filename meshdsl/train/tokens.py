@@ -43,6 +43,12 @@ def shuffled(position: int, count: int, seed: int, epoch: int) -> int:
             return position
 
 
+def place(split: str, n: int, count: int, seed: int) -> int:
+    """The n-th item since the start of a run, of `count` items: shuffled anew in every epoch, except for evaluation."""
+    epoch, position = divmod(n, count)
+    return shuffled(position, count, seed, epoch) if split == SPLITS[0] else position
+
+
 def _feistel(n: int, half: int, seed: int, epoch: int) -> int:
     """A permutation of the numbers of `2 * half` bits."""
     mask = (1 << half) - 1
@@ -215,10 +221,5 @@ class TokenFiles:
             raise md.MeshdslError(f"there are no {split} files with a window of {self.length + 1} tokens")
         share = self.batch // self.processes
         first = (step - (split == SPLITS[0])) * self.batch + self.process * share  # training steps start at 1
-        rows = np.stack([windows[self._place(split, n, len(windows))] for n in range(first, first + share)])
+        rows = np.stack([windows[place(split, n, len(windows), self.seed)] for n in range(first, first + share)])
         return {"tokens": rows[:, :-1].astype(np.int32), "targets": rows[:, 1:].astype(np.int32)}
-
-    def _place(self, split: str, n: int, count: int) -> int:
-        """The index of the n-th window since the start of the run."""
-        epoch, position = divmod(n, count)
-        return shuffled(position, count, self.seed, epoch) if split == SPLITS[0] else position

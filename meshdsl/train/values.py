@@ -28,13 +28,9 @@ def from_text(key: str, text: str, kind: Any) -> Any:
 
     Raises `UsageError` if the text is not a value of the type.
     """
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if type(None) in options and text.lower() == "none":
-            return None
-        return _first_of(key, text, options, from_text)
-    if origin is typing.Literal:
-        return _choice(key, text, options)
+    found = _of_options(key, text, kind, from_text, text.lower() == "none")
+    if found is not _OTHER:
+        return found
     try:
         if kind is bool:
             return _WORDS[text.lower()]
@@ -49,27 +45,28 @@ def from_text(key: str, text: str, kind: Any) -> Any:
 
 def from_toml(key: str, value: Any, kind: Any) -> Any:
     """Checks a TOML value against its field's type; an integer is accepted for a float. Raises `UsageError`."""
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if type(None) in options and value == "none":
-            return None
-        return _first_of(key, value, options, from_toml)
-    if origin is typing.Literal:
-        return _choice(key, value, options)
+    found = _of_options(key, value, kind, from_toml, value == "none")
+    if found is not _OTHER:
+        return found
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise UsageError(f"{key} must be a float, and {_shown(value)} is too large") from None
+        return _as_float(key, value)
     if kind in (bool, int, float, str) and type(value) is kind:
         return value
     if _is_list(kind) and isinstance(value, list):
         return _parse_list(key, value, kind, from_toml)
-    if origin is dict and isinstance(value, dict):
-        return {name: from_toml(f"{key}.{name}", part, options[1]) for name, part in value.items()}
+    if typing.get_origin(kind) is dict and isinstance(value, dict):
+        of_parts = typing.get_args(kind)[1]
+        return {name: from_toml(f"{key}.{name}", part, of_parts) for name, part in value.items()}
     if kind not in (bool, int, float, str) and not _is_list(kind):
         raise UsageError(f"{key} is {_describe(kind)}, which TOML cannot express; set it in the workload's file")
     raise UsageError(f"{key} must be {_describe(kind)}, got {_shown(value)}")
+
+
+def _as_float(key: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"{key} must be a float, and {_shown(value)} is too large") from None
 
 
 def to_toml(value: Any) -> str:
@@ -106,6 +103,17 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, bool | int | float | str | None) else str(value)
+
+
+_OTHER = object()
+
+
+def _of_options(key: str, value: Any, kind: Any, parse: Any, is_none: bool) -> Any:
+    """The value as one of the types of a union, or as a value of a Literal; `_OTHER` for another kind of type."""
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return None if type(None) in options and is_none else _first_of(key, value, options, parse)
+    return _choice(key, value, options) if origin is typing.Literal else _OTHER
 
 
 def _first_of(key: str, value: Any, options: tuple[Any, ...], parse: Any) -> Any:

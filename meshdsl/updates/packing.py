@@ -20,7 +20,7 @@ from typing import Any
 from ..backend import Block, Local
 from ..dims import Shape
 from ..errors import InternalError
-from ..ir import Eqn, Fuses, Labels, Linear, Op, Type, only_named
+from ..ir import Eqn, Fuses, Labels, Linear, Op, Type, no_flops, only_named
 from ..layouts import Sharding
 
 Dims = Sequence["str | None"]  # for each tensor, the dim whose chunks are rows of `way`, or None
@@ -70,10 +70,6 @@ def _unpack(c: Local, x: Any, *, result: Sequence[Shape], dims: Dims) -> list[An
     ]
 
 
-def _no_flops(ins: Any, outs: Any) -> float:
-    return 0
-
-
 def _apart(ins: Sequence[Type], outs: Sequence[Type]) -> Labels:
     """Labels that connect no dim of an operand with a dim of a result; `_packed_shardings` is the sharding rule."""
     return Labels(tuple(only_named(t.dims) for t in ins), tuple(only_named(t.dims) for t in outs))
@@ -103,7 +99,7 @@ PACK = Op(
     type=lambda *xs, shape, dims: Type(shape, xs[0].dtype),
     kernel=_pack,
     linear=Linear.JOINT,
-    flops=_no_flops,
+    flops=no_flops,
     shardings=_packed_shardings,
     fuses=Fuses.MAP,
     rule=lambda *xs, shape, dims: _apart(xs, [Type(shape, xs[0].dtype)]),
@@ -113,7 +109,7 @@ UNPACK = Op(
     type=lambda x, *, result, dims: tuple(Type(shape, x.dtype) for shape in result),
     kernel=_unpack,
     linear=Linear.JOINT,
-    flops=_no_flops,
+    flops=no_flops,
     shardings=_packed_shardings,
     rule=lambda x, *, result, dims: _apart([x], [Type(shape, x.dtype) for shape in result]),
 )

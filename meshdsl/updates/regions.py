@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
 
 from ..dims import Dim, Shape
 from ..errors import ShapeError
-from ..ir import Eqn, Graph, Type, Var
+from ..ir import Eqn, Graph, Type, Var, params_with
 from ..layouts.sharding import Axes
 from ..ops.placement import PREFER
 
@@ -95,7 +94,7 @@ def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
 def renamed(eqn: Eqn, form: Format) -> Eqn:
     """The equation on private dims; raises `CannotShardError` if the operation's rule refuses them."""
     new = {old: to for old, to, _ in form.dims}
-    params = {key: _substitute(value, new) for key, value in eqn.params.items()}
+    params = params_with(eqn, new)
     if eqn.op is PREFER:
         names = {old.name: to.name for old, to in new.items()}
         params["names"] = tuple(names.get(name, name) for name in eqn.params["names"])
@@ -108,11 +107,3 @@ def renamed(eqn: Eqn, form: Format) -> Eqn:
     if inferred != tuple(v.type for v in outs):
         raise CannotShardError(f"{eqn.op} at {eqn.where} fixes the dims of its result")
     return dataclasses.replace(eqn, params=params, outs=outs)
-
-
-def _substitute(value: Any, new: Mapping[Dim, Dim]) -> Any:
-    if isinstance(value, Dim):
-        return new.get(value, value)
-    if isinstance(value, tuple):
-        return tuple(_substitute(item, new) for item in cast("tuple[Any, ...]", value))
-    return value

@@ -8,8 +8,6 @@ processes, mesh and layout, restores it, compares every value on its own devices
 from __future__ import annotations
 
 import random
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +17,9 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from tests.together import free_port, run_together
 
 from . import trees
-
-ROOT = Path(__file__).parent.parent.parent
-SECONDS = 600
 
 
 def layouts(seed: int, devices: Sequence[int]) -> list[tuple[md.Mesh, md.Layout]]:
@@ -146,28 +142,11 @@ def run(command: str, folder: Path, seeds: Sequence[int], counts: Sequence[int])
 
 def spawn(command: str, folder: Path, seeds: Sequence[int], counts: Sequence[int], processes: int, each: int) -> None:
     """The same in a program of so many processes with so many devices each."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     words = [command, str(folder), ",".join(map(str, seeds)), ",".join(map(str, counts))]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.checkpoint.processes", *map(str, (port, rank, processes, each)), *words],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        said = [process.communicate(timeout=SECONDS)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, text in zip(started, said, strict=True):
-        assert process.returncode == 0, text
+    start = [sys.executable, "-m", "tests.checkpoint.processes"]
+    numbers = [map(str, (port, rank, processes, each)) for rank in range(processes)]
+    run_together([[*start, *own, *words] for own in numbers], seconds=600)
 
 
 def main(port: str, rank: str, processes: str, each: str, command: str, folder: str, seeds: str, counts: str) -> None:

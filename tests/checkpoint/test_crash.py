@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from .processes import ROOT
+from tests.together import ROOT
 
 
 def test_save_survives_kills():

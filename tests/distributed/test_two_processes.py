@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,17 +10,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train.weights.files import open_directory
+from tests.together import free_port, run_together
 
 from . import steps
-
-ROOT = Path(__file__).parent.parent.parent
-SECONDS = 240
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -35,24 +25,8 @@ def results(folder: Path) -> list[dict[str, np.ndarray]]:
     """The arrays that each process wrote."""
     port = str(free_port())
     files = [folder / f"{rank}.npz" for rank in range(2)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.steps", port, str(rank), str(file)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, file in enumerate(files)
-    ]
-    try:
-        said = [process.communicate(timeout=SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for process, text in zip(processes, said, strict=True):
-        assert process.returncode == 0, text
+    start = [sys.executable, "-m", "tests.distributed.steps", port]
+    run_together([[*start, str(rank), str(file)] for rank, file in enumerate(files)], seconds=240)
     loaded = []
     for file in files:
         with np.load(file) as archive:

@@ -1,12 +1,13 @@
-"""Compiled functions run by NumPy."""
+"""Compiled functions run by NumPy, and arrays for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
 import meshdsl as md
 
@@ -34,3 +35,11 @@ class Simulated:
 
 def simulated(f: Callable[..., Any], mesh: str, layout: str) -> Simulated:
     return Simulated(md.compile(f, mesh, layout))
+
+
+def drawn(seed: int, shapes: Mapping[str, str]) -> dict[str, md.Tensor]:
+    """Normal tensors, by the name of each and its dims."""
+    rng = np.random.default_rng(seed)
+    return {
+        path: md.tensor(rng.standard_normal([d.size for d in md.dims(dims)]), dims) for path, dims in shapes.items()
+    }

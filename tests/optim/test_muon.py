@@ -13,14 +13,7 @@ import optax
 import pytest
 
 import meshdsl as md
-from tests.optim.simulated import simulated
-
-
-def drawn(seed: int, **shapes: str) -> dict[str, md.Tensor]:
-    rng = np.random.default_rng(seed)
-    return {
-        path: md.tensor(rng.standard_normal([d.size for d in md.dims(dims)]), dims) for path, dims in shapes.items()
-    }
+from tests.optim.simulated import drawn, simulated
 
 
 def zero_state(optimizer: md.optim.Optimizer, params: Any) -> dict[str, Any]:
@@ -36,7 +29,7 @@ def change(optimizer: md.optim.Optimizer, params: Any, grads: Any) -> dict[str, 
 
 @pytest.mark.parametrize("shape", ["io:6 hidden:9", "io:9 hidden:6", "io:1 hidden:4"])
 def test_muon_singular_values_are_near_one(shape: str):
-    step = change(md.optim.muon(1.0, rms=1.0), drawn(0, w=shape), drawn(1, w=shape))["w"]
+    step = change(md.optim.muon(1.0, rms=1.0), drawn(0, {"w": shape}), drawn(1, {"w": shape}))["w"]
     singular = np.linalg.svd(step / np.sqrt(max(step.shape)), compute_uv=False)
     assert 0.6 < singular.min() <= singular.max() < 1.25
 
@@ -50,13 +43,13 @@ def test_muon_equals_optax(ours: dict[str, Any], theirs: dict[str, Any]):
     optimizer, reference = (
         md.optim.muon(0.1, nesterov=False, **ours), optax.contrib.muon(0.1, nesterov=False, **theirs)
     )  # fmt: skip
-    params = drawn(0, **shapes)
+    params = drawn(0, shapes)
     state = zero_state(optimizer, params)
     expected: Any = {path: p.array for path, p in params.items()}
     their_state = reference.init(expected)
     update, their_update = simulated(optimizer.update, "one:1", ""), jax.jit(reference.update)
     for seed in (1, 2, 3):
-        grads = drawn(seed, **shapes)
+        grads = drawn(seed, shapes)
         params, state = update(grads, state, params)
         updates, their_state = their_update({path: g.array for path, g in grads.items()}, their_state, expected)
         expected = optax.apply_updates(expected, updates)
@@ -67,7 +60,7 @@ def test_muon_equals_optax(ours: dict[str, Any], theirs: dict[str, Any]):
 def test_muon_matrices_of_several_dims():
     """Heads by head size are one side of a matrix; each expert has a matrix of its own; an embedding goes to Adam."""
     shapes = {"attention/q": "model:6 heads:2 head:4", "moe/in": "expert:3 model:6 d_ff:5", "embed": "vocab:9 model:6"}
-    params, grads = drawn(0, **shapes), drawn(1, **shapes)
+    params, grads = drawn(0, shapes), drawn(1, shapes)
     rules = {"*/q": "model -> heads head", "moe/*": "model -> d_ff", "embed": None}
     found = change(md.optim.muon(0.1, matrices=rules), params, grads)
 

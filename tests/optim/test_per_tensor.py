@@ -14,7 +14,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.optim.per_tensor import norm, rms
-from tests.optim.simulated import simulated
+from tests.optim.simulated import drawn, simulated
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "optimizers.json").read_text(encoding="utf-8"))
 CASES = {case["name"]: case for case in GOLDEN["cases"]}
@@ -141,13 +141,6 @@ LAYOUTS = [  # nothing divides; the last two have shards that hold padding alone
 ]  # fmt: skip
 
 
-def drawn(seed: int, shapes: dict[str, str] = SHAPES) -> dict[str, md.Tensor]:
-    rng = np.random.default_rng(seed)
-    return {
-        path: md.tensor(rng.standard_normal([d.size for d in md.dims(dims)]), dims) for path, dims in shapes.items()
-    }
-
-
 def three_steps(optimizer: md.optim.Optimizer) -> Callable[..., Any]:
     """All parameters and state after three updates, from the first parameters and the gradients."""
 
@@ -169,7 +162,7 @@ def check_equal(found: Any, expected: Any, what: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_per_tensor_update_is_equal_under_every_layout(name: str):
-    run, tensors = three_steps(OPTIMIZERS[name]), [drawn(seed) for seed in range(4)]
+    run, tensors = three_steps(OPTIMIZERS[name]), [drawn(seed, SHAPES) for seed in range(4)]
     whole = simulated(run, "one:1", "")
     expected = whole(*tensors)
     first = list(OPTIMIZERS).index(name)
@@ -178,7 +171,8 @@ def test_per_tensor_update_is_equal_under_every_layout(name: str):
 
 
 def test_per_tensor_run_equals_simulate():
-    run, tensors = three_steps(md.optim.adafactor(0.1, momentum=0.9, **TINY)), [drawn(seed) for seed in range(3)]
+    run = three_steps(md.optim.adafactor(0.1, momentum=0.9, **TINY))
+    tensors = [drawn(seed, SHAPES) for seed in range(3)]
     mesh, layout = "r:2 c:4", LAYOUTS[-1]
     check_equal(
         md.compile(run, md.Mesh(mesh), md.Layout(layout))(*tensors), simulated(run, "one:1", "")(*tensors), layout
@@ -282,7 +276,7 @@ def test_per_tensor_excluded_weights_do_not_adapt_or_decay(name: str):
         "lamb": (md.optim.lamb(0.1, **chosen), md.optim.adam(0.1, eps=1e-6)),
         "lars": (md.optim.lars(0.1, **chosen), md.optim.momentum(0.1)),
     }[name]
-    params, grads = drawn(0), drawn(1)
+    params, grads = drawn(0, SHAPES), drawn(1, SHAPES)
     found, expected = (o.update(grads, o.init(params), params)[0] for o in (ours, plain))
     np.testing.assert_allclose(found["b"].numpy(), expected["b"].numpy(), rtol=1e-12)
     assert np.abs(found["w"].numpy() - expected["w"].numpy()).max() > 1e-3

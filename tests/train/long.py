@@ -16,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tests.together import free_port
 from tests.train.faults import content
 
 LAYOUTS = [
@@ -82,9 +82,7 @@ def run_here(folder: Path, rank: int, port: int, where: tuple[str, str], steps: 
 
 def start(folder: Path, where: tuple[str, str], steps: int) -> list[int]:
     """The process ids of a run's two processes."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for rank in range(2):

@@ -18,6 +18,7 @@ import pytest
 import meshdsl as md
 from meshdsl.tools.commands import devices
 from meshdsl.train.checkpoint.directory import step_numbers
+from tests.together import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,12 +70,6 @@ def in_a_pod(folder: Path) -> list[str]:
     if subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("this machine permits no mount namespaces")
     return command
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.mark.slow

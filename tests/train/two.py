@@ -6,13 +6,14 @@ import json
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.together import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240
@@ -26,9 +27,7 @@ class Ended(NamedTuple):
 
 def stopped(folder: Path, event: str, rank: int, number: int = signal.SIGTERM, *options: str) -> Ended:
     """Train until process 0 has said the event, then send the signal to process `rank` alone."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "meshdsl", "train", "tests/train/tiny.py:tiny", "--checkpoints", str(folder)]
     command += ["--steps", "1000000", "--save-every", "20", "--eval-every", "10", "--eval-batches", "2", "--json"]
     command += ["--mesh", "rows:4 cols:2", "--layout", "batch:rows; hidden:cols", "--devices", "8"]

@@ -42,25 +42,22 @@ class Sees:
     def pairs(self, xp: Any, q: Any, k: Any) -> Any:
         """[queries, keys]: whether the query at position q sees the key at position k."""
         q, k = q[:, None], k[None, :]
-        seen = k < self.count
-        if self.causal:
-            seen = seen & (k <= q)
-        if self.window is not None:
-            seen = seen & (k > q - self.window)
-        if self.window is not None and not self.causal:
-            seen = seen & (k < q + self.window)
-        return seen | xp.zeros(q.shape, bool)
+        return self._sees(q, q, k, k) | xp.zeros(q.shape, bool)
 
     def any(self, q: Any, k: Any) -> Any:
         """True if a query at one of the positions q may see a key at one of the positions k."""
-        some = k.min() < self.count
+        return self._sees(q.min(), q.max(), k.min(), k.max())
+
+    def _sees(self, first_q: Any, last_q: Any, first_k: Any, last_k: Any) -> Any:
+        """True if a query at one of these positions may see a key at one of these."""
+        seen = first_k < self.count
         if self.causal:
-            some = some & (k.min() <= q.max())
+            seen = seen & (first_k <= last_q)
         if self.window is not None:
-            some = some & (k.max() > q.min() - self.window)
+            seen = seen & (last_k > first_q - self.window)
         if self.window is not None and not self.causal:
-            some = some & (k.min() < q.max() + self.window)
-        return some
+            seen = seen & (first_k < last_q + self.window)
+        return seen
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Arrays:
 
     @property
     def letters(self) -> dict[str, str]:
-        """The dims of each kind of array, as letters for einsum; g is all group dims."""
+        """The einsum letters of each kind of array, as in {"q": "Aqd", "k": "Akd"} with one batch dim."""
         batch = string.ascii_uppercase[: self.batch]
         group = string.ascii_uppercase[self.batch : self.q.ndim - 2]
         dims = {"q": "qd", "out": "qe", "scores": "qk", "rows": "q"}

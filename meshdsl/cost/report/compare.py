@@ -123,7 +123,7 @@ def _figures(comparison: Comparison) -> str:
     return table(header, rows, "<>>>>>>>>>", shrink=0, indent=0) + note
 
 
-def _bars(comparison: Comparison, width: int = 60) -> str:
+def _bars(comparison: Comparison) -> str:
     """One bar per layout, as long as its step, divided into its parts."""
     slowest = max(report.seconds for report in comparison.reports.values()) or 1.0
     rows = []
@@ -131,7 +131,7 @@ def _bars(comparison: Comparison, width: int = 60) -> str:
         cells, done, filled = "", 0.0, 0
         for part in PARTS:
             done += report.parts[part]
-            n = round(width * done / slowest)
+            n = round(60 * done / slowest)  # of 60 characters
             cells, filled = cells + SHADES[part] * (n - filled), n
         rows.append([name, cells])
     legend = "   ".join(f"{shade} {part}" for part, shade in SHADES.items())

@@ -24,7 +24,7 @@ from .tables import cut, table
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LayoutEdit:
-    """One dim mapped to other axes, and the effect."""
+    """A change of one dim's mesh axes, and the cost of the layout before and after it."""
 
     dim: str
     before: Axes

@@ -57,9 +57,9 @@ class Claims:
 
 
 def choose(claims: Claims, preferred: Sequence[str], price: Callable[[Mapping[str, Axes]], float]) -> dict[str, Axes]:
-    """Assign axes to labels: preferred labels first, the other labels at the lowest price.
+    """Give each label one of its claims: preferred labels first, then the others at the least total `price`.
 
-    A label stays without axes only if none of its claims can still be met.
+    A label gets no axes only if other labels took an axis of each of its claims.
     """
     fixed: dict[str, Axes] = {}
     for label in preferred:

@@ -41,7 +41,7 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
 def _claim_operand(
     scope: Scope, claims: Claims, v: Var, names: Mapping[str, str], fresh: Collection[str], pending: Axes
 ) -> None:
-    """Claim the axes over which an operand is split; of a pending sum, also those that a reduce-scatter may use."""
+    """Claim the axes that split an operand and, for a pending sum, axes over which it could be reduce-scattered."""
     home = scope.default_sharding[v]
     brought = home if home.partial and pending else scope.whole_version(v) or home
     for d, label in names.items():

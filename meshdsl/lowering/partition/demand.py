@@ -56,7 +56,7 @@ class Demand:
         return v in cut.deferred
 
     def deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
-        """The numbers of the scan's results that would stay pending here if the loop left them pending."""
+        """Indices of the scan's results that the loop should return as pending sums, as their readers allow."""
         key = (loop, *[setting.layout.axes(d) for d in self.loop_dims(loop, scan)])
         if key not in self._deferred:
             self._deferred[key] = self._deferred_results(loop, scan, setting)

@@ -133,7 +133,7 @@ class Memo:
         return _run_of(demand, tuple(eqns), deferred=True).dims
 
     def _lower(self, scope: Scope, run: _Run, lower: Lower) -> None:
-        """Lower a run, or replay its recorded change."""
+        """Lower consecutive equations, or replay the changes recorded when they were first lowered."""
         rules = scope.setting.layout.rules
         states = [_state(scope, v) for v in run.operands]
         states += [_state(scope, v) for v in run.beside]

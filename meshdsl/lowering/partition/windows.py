@@ -185,7 +185,7 @@ def _real_sizes(kernel: Dim, size: int, n: int) -> list[int]:
 
 
 def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], run: Any) -> Any:
-    """`run(x, w, windows)` with every kernel at its real size on each device.
+    """`run(x, w, windows)` on the kernel elements that each device has, without padding.
 
     Padding with zeros would be wrong: x may be infinite where only other windows read it, and 0 * inf is NaN.
     """

@@ -16,7 +16,7 @@ from typing import Any
 import meshdsl as md
 
 from .assignment import Assignment, Choice, Picks
-from .options import suggest
+from .options import check_known
 from .routing import masks
 
 # "auto" uses index if a group's mask has at least this many elements (tokens x experts x capacity), by platform, from
@@ -62,9 +62,7 @@ def dispatch_by(method: str, assignment: Assignment) -> Dispatch:
     if method == "auto":
         mask_size = assignment.tokens.size * assignment.experts.size * assignment.capacity.size
         method = "index" if mask_size >= INDEX_FROM.get(md.platform(), INDEX_FROM["cpu"]) else "einsum"
-    if method not in METHODS:
-        known = ("auto", *METHODS)
-        raise md.ShapeError(f"unknown dispatch {method!r}; {suggest(method, known)}known: {', '.join(known)}")
+    check_known("dispatch", method, ("auto", *METHODS))
     return METHODS[method](assignment)
 
 

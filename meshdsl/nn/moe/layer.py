@@ -13,7 +13,7 @@ from ..precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 from .assignment import Assignment, assign, choices
 from .dispatch import dispatch_by, unweighted
 from .nodes import by_node
-from .options import PRESETS, Preset, capacity_of, choices_of, resolve, suggest
+from .options import PRESETS, Preset, capacity_of, check_known, choices_of, resolve
 
 EXCHANGES = ("padded", "ragged")
 WEIGHED = ("output", "hidden")
@@ -90,9 +90,7 @@ def moe_layer(
 
     Raises `ShapeError` for unknown names.
     """
-    _check(dispatch=dispatch, exchange=exchange, weigh=weigh, activation=activation)
-    if nodes is not None and dispatch == "grouped":
-        raise md.ShapeError("nodes= sends slots, and dispatch='grouped' has none; leave out one of them")
+    _check(dispatch=dispatch, exchange=exchange, weigh=weigh, activation=activation, nodes=nodes)
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
     node = None if nodes is None else new_dim(nodes, "the nodes")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
@@ -107,7 +105,7 @@ def moe_layer(
     jitter_key, policy_key = (None, None) if key is None or not train else md.random.split(key)
 
     with md.scope(name):
-        logits = _logits(x, model_dim, gate, jitter if train else 0.0, jitter_key, init, precision)
+        logits = _logits(x, model_dim, gate, jitter, jitter_key, init, precision)
         gates = md.sigmoid(logits) if preset.scoring == "sigmoid" else md.softmax(logits, gate)
         if preset.biased:
             bias = md.param("gate_bias", [gate], init=md.init.zeros(), dtype=precision.param)
@@ -128,25 +126,28 @@ def moe_layer(
         divided = (expert,) if node is None else (node, md.Dim(f"{node.name}_expert", expert.size // node.size))
         matrices = _matrices(divided, inner, model_dim, gated, init, precision)
 
-        reach = min(k, options_of["best_groups"] if node and options_of.get("groups") == node.size else k)
+        reach = _reach(k, node, options_of)
         layer = _Layer(expert, slot, k, matrices, dispatch, exchange, node, reach, weigh, activation, precision)
         return layer(x, assignment), loss
 
 
-def _check(*, dispatch: str, exchange: str, weigh: str, activation: str) -> None:
+def _check(*, dispatch: str, exchange: str, weigh: str, activation: str, nodes: DimLike | None) -> None:
     """Raise `ShapeError` for unknown names, and for those that exclude each other."""
-    if exchange not in EXCHANGES:
-        raise md.ShapeError(
-            f"unknown exchange {exchange!r}; {suggest(exchange, EXCHANGES)}known: {', '.join(EXCHANGES)}"
-        )
+    check_known("exchange", exchange, EXCHANGES)
     if dispatch == "grouped" and exchange == "ragged":
         raise md.ShapeError(
             "exchange='ragged' sends filled slots, and dispatch='grouped' has none; leave out one of them"
         )
-    if weigh not in WEIGHED:
-        raise md.ShapeError(f"unknown weigh {weigh!r}; {suggest(weigh, WEIGHED)}known: {', '.join(WEIGHED)}")
+    check_known("weigh", weigh, WEIGHED)
     if activation not in ACTIVATIONS:
         raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    if nodes is not None and dispatch == "grouped":
+        raise md.ShapeError("nodes= sends slots, and dispatch='grouped' has none; leave out one of them")
+
+
+def _reach(k: int, node: md.Dim | None, options: Mapping[str, Any]) -> int:
+    """The most nodes that have experts for one token: its choices, or the best groups if each group is a node."""
+    return min(k, options["best_groups"] if node and options.get("groups") == node.size else k)
 
 
 def _logits(

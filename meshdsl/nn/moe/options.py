@@ -148,6 +148,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Raise `ShapeError`, with the closest name, unless a name is known."""
+    known = list(known)
+    if name not in known:
+        raise md.ShapeError(f"unknown {what} {name!r}; {suggest(name, known)}known: {', '.join(known)}")
+
+
 def _paper(tokens: int, experts: int, k: int, factor: float) -> int:
     return math.ceil(factor * k * tokens / experts)
 
@@ -178,10 +185,7 @@ def capacity_of(
     `minimum` replaces the formula's minimum. If a group is processed in parts, compute the capacity from the tokens of
     the whole group. Raises `ShapeError` for an unknown formula, and for a factor or k that is not positive.
     """
-    if formula not in _CAPACITY:
-        raise md.ShapeError(
-            f"unknown capacity formula {formula!r}; {suggest(formula, _CAPACITY)}known: {', '.join(_CAPACITY)}"
-        )
+    check_known("capacity formula", formula, _CAPACITY)
     if not _is_number(factor) or not 0 < factor < math.inf or k < 1 or experts < 1:
         raise md.ShapeError(
             f"capacity_of needs a positive factor, k >= 1 and experts >= 1; got {factor=}, {k=}, {experts=}"

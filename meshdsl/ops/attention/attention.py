@@ -79,8 +79,10 @@ def attention(
     how = _names(q, k, v, name_of(over), name_of(length), name_of(memory))
     if how.keys == how.length and "segments" in inputs:
         inputs.setdefault("memory_segments", inputs["segments"])
-    _check_options(how, causal, window, soft_cap, method, block, inputs)
-    _check_operands(how, q, k, v)
+    _check_options(window, soft_cap, method, block)
+    _check_positions(how, causal or window is not None, inputs)
+    _check_keys(how, q, k, v)
+    _check_values(how, q, k, v)
     _check_extras(how, q, k, inputs)
 
     window = None if window is None else min(window, 1 << 30)  # positions are 32-bit integers
@@ -118,15 +120,7 @@ def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str)
     return Names(over, length if has_length else "", key_dims[0], memory)
 
 
-def _check_options(
-    how: Names,
-    causal: bool,
-    window: int | None,
-    soft_cap: float | None,
-    method: str,
-    block: int,
-    inputs: dict[str, Tensor],
-) -> None:
+def _check_options(window: int | None, soft_cap: float | None, method: str, block: int) -> None:
     if method not in METHODS:
         raise ShapeError(f"md.attention: method is one of {', '.join(METHODS)}; got {method!r}")
     for name, value in (("block", block), ("window", window)):
@@ -134,7 +128,10 @@ def _check_options(
             raise ShapeError(f"md.attention: {name} is a number of positions of at least 1; got {value!r}")
     if soft_cap is not None and not (isinstance(soft_cap, int | float) and 0 < soft_cap < math.inf):
         raise ShapeError(f"md.attention: soft_cap is a positive number; got {soft_cap!r}")
-    compares = causal or window is not None
+
+
+def _check_positions(how: Names, compares: bool, inputs: dict[str, Tensor]) -> None:
+    """`compares`: the positions of queries and keys are compared."""
     if compares and not how.length and "offset" not in inputs:
         raise ShapeError(
             "md.attention: causal= and window= compare positions, and the queries have none\n"
@@ -146,7 +143,7 @@ def _check_options(
         raise ShapeError("md.attention: bias and mask need two names; give the keys' one with memory=")
 
 
-def _check_operands(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_keys(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
     dtypes = {x.dtype for x in (q, k, v)}
     if len(dtypes) > 1 or any(kind(dtype) != "f" for dtype in dtypes):
         raise ShapeError(
@@ -164,6 +161,9 @@ def _check_operands(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
             )
         if d != known.get(d.name, d):
             raise ShapeError(f"md.attention: {d.name!r} has size {known[d.name].size} in q and {d.size} in k")
+
+
+def _check_values(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
     batch = how.batch(k.dims)
     own = [d for d in v.dims if d.name != how.keys and d not in batch]
     keys = find(how.keys, k.dims)
@@ -171,7 +171,7 @@ def _check_operands(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ShapeError(
             f"md.attention: v {show(v.dims)} must have the dims {show((*batch, keys))} of k, and one dim of its own"
         )
-    if own[0].name != how.over and own[0].name in known:
+    if own[0].name != how.over and own[0].name in names(q.dims):
         raise ShapeError(
             f"md.attention: {own[0].name!r} of v {show(v.dims)} is a dim of q {show(q.dims)}, but not of k\n"
             "  rename it with md.rename, or give k the dim with md.broadcast"

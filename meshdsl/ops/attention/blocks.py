@@ -12,7 +12,6 @@ from ...backend import Block, Local
 from ...backend.attention import BLOCKWISE, Arrays, AttentionKernel, Sees, Span
 from ...dims import Dim, Shape, names
 
-EXTRAS = ("bias", "mask", "segments", "memory_segments", "offset")
 RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
 QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none
 
@@ -29,7 +28,7 @@ class Names:
     length: str
     keys: str
     memory: str
-    extras: tuple[str, ...] = ()  # the operands after v, of `EXTRAS`
+    extras: tuple[str, ...] = ()  # the operands after v: bias, mask, segments, memory_segments, offset
     scale: float = 1.0
     block: int = 512  # queries, and keys, whose scores are stored at once
     method: str = "auto"
@@ -132,7 +131,7 @@ class Canonical:
         return self.c.align(self.arrays[role], self.blocks[role], Block((*self.batch, self.keys, last), (), ()))
 
     def restored(self, x: Any, dims: Shape, block: Block) -> Any:
-        """An array with these dims, and axes of size 1 for those that the block lacks, in the order of the block."""
+        """Undo `arranged`: x has an axis for each of `dims`; the result has only the block's, in its order."""
         stored = names(block.dims)
         kept = [d.name for d in dims if d.name in stored]
         x = x.reshape([block.size(name) for name in kept])
@@ -214,7 +213,7 @@ class Canonical:
         return block.size(self.keys) * (self.c.count(axes) if axes else 1)
 
     def with_columns(self, x: Any, n: int) -> Any:
-        """The array with n elements along its last axis: without the last ones, or with zeros after them."""
+        """The array cut, or padded with zeros, to n elements along its last axis."""
         missing = n - x.shape[-1]
         return x[..., :n] if missing <= 0 else self.c.xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 

@@ -8,10 +8,9 @@ compilers may delay it until after the loop. A fence ties such a product to what
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ...ir import Eqn, Fuses, Graph, Var
+from ...ir import Eqn, Fuses, Var, readers_of
 from ...lowering.asynchrony import FENCE, Start
 from ...lowering.program import Program
 from ..fusion import Kernel, Step, holders, steps
@@ -34,18 +33,12 @@ def products_before_loops(program: Program) -> Program:
     >>> [eqn.op.name for eqn in products_before_loops(step.program(*arguments)).eqns].count("fence")
     1
     """
-    eqns = tuple(eqn.map_graphs(_inside) for eqn in program.eqns)
-    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
-    program = program.replace(eqns=eqns) if changed else program
-    if any(isinstance(eqn.op, Start) for eqn in eqns):
+    program = program.replace(eqns=tuple(eqn.map_graphs(products_before_loops) for eqn in program.eqns))
+    if any(isinstance(eqn.op, Start) for eqn in program.eqns):
         return program
-    for loop in [eqn for eqn in eqns if eqn.scan is not None and eqn.trips > 1]:
+    for loop in [eqn for eqn in program.eqns if eqn.scan is not None and eqn.trips > 1]:
         program = _fenced(program, loop)
     return program
-
-
-def _inside(graph: Graph) -> Graph:
-    return products_before_loops(graph) if isinstance(graph, Program) else graph
 
 
 def _fenced(program: Program, loop: Eqn) -> Program:
@@ -69,11 +62,8 @@ def _fenced(program: Program, loop: Eqn) -> Program:
 
 def _delayed(program: Program, place: int) -> list[Var]:
     """Results of products before a loop that elementwise equations combine with something that depends on the loop."""
-    readers: dict[Var, list[Eqn]] = defaultdict(list)
-    dependent: set[Var] = set()
+    readers, dependent = readers_of(program), set[Var]()
     for i, eqn in enumerate(program.eqns):
-        for v in dict.fromkeys(eqn.ins):
-            readers[v].append(eqn)
         if i == place or not dependent.isdisjoint(eqn.ins):
             dependent.update(eqn.outs)
     products = filter(is_matmul, program.eqns[:place])
@@ -81,7 +71,7 @@ def _delayed(program: Program, place: int) -> list[Var]:
 
 
 def _is_combined(v: Var, readers: Mapping[Var, Sequence[Eqn]], dependent: set[Var], outs: Collection[Var]) -> bool:
-    while v not in outs and len(readers[v]) == 1:
+    while v not in outs and len(readers.get(v, ())) == 1:
         (reader,) = readers[v]
         if reader.sends or kind(reader) not in (Fuses.MAP, Fuses.VIEW):
             return False

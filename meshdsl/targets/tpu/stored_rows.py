@@ -43,34 +43,20 @@ def read_stored_rows(program: Program, large: float = LARGE) -> Program:
     [0, 1]
     """
 
-    def inside(graph: Graph) -> Graph:
-        return read_stored_rows(graph, large) if isinstance(graph, Program) else graph
-
     def read(eqn: Eqn) -> Eqn:
-        eqn, loop = eqn.map_graphs(inside), eqn.scan
+        eqn, loop = eqn.map_graphs(lambda body: read_stored_rows(body, large)), eqn.scan
         if loop is None or loop.trips < 2:
             return eqn
         return eqn.map_graphs(lambda body: _with_barriers(program, body, loop, large))
 
-    eqns = tuple(map(read, program.eqns))
-    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
-    return program.replace(eqns=eqns) if changed else program
+    return program.replace(eqns=tuple(map(read, program.eqns)))
 
 
 def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> Graph:
     """The body with a barrier behind each row that its other equations should read from the stack."""
     if any(isinstance(eqn.op, Start) for eqn in body.eqns):
         return body
-    carried, rows = loop.results(body.outs)
-    makers = {v: eqn for eqn in body.eqns for v in eqn.outs}
-    read = {v for eqn in body.eqns if eqn.op is not BARRIER for v in eqn.ins}
-    on_host = host_values(body)
-    stored = {
-        v: dataclasses.replace(v)
-        for v in rows
-        if v in read and v not in carried and v not in on_host and _elementwise(v, makers)
-        if program.local_bytes(v) >= large
-    }
+    stored = {v: dataclasses.replace(v) for v in _read_again(body, loop) if program.local_bytes(v) >= large}
     if not stored:
         return body
     eqns: list[Eqn] = []
@@ -78,6 +64,16 @@ def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> G
         eqns.append(eqn.replace(ins=tuple(stored.get(v, v) for v in eqn.ins)))
         eqns += [Eqn(BARRIER, (v,), (stored[v],), {}, eqn.where, eqn.backward) for v in eqn.outs if v in stored]
     return body.replace(eqns=tuple(eqns))
+
+
+def _read_again(body: Graph, loop: Scan) -> list[Var]:
+    """The rows that a loop stacks and its other equations read, and that compilers would compute twice."""
+    carried, rows = loop.results(body.outs)
+    makers = {v: eqn for eqn in body.eqns for v in eqn.outs}
+    read = {v for eqn in body.eqns if eqn.op is not BARRIER for v in eqn.ins}
+    on_host = host_values(body)
+    again = [v for v in rows if v in read and v not in carried and v not in on_host]
+    return [v for v in again if _elementwise(v, makers)]
 
 
 def _elementwise(v: Var, makers: Mapping[Var, Eqn]) -> bool:
@@ -105,18 +101,13 @@ def drop_row_barriers(program: Program) -> Program:
     """
 
     def inside(eqn: Eqn) -> Eqn:
-        eqn = eqn.map_graphs(_inside)
+        eqn = eqn.map_graphs(drop_row_barriers)
         loop = eqn.scan
         if loop is None or loop.trips < 2:
             return eqn
         return eqn.map_graphs(lambda body: _without_barriers(body, loop.inputs(body.ins)[2]))
 
-    def _inside(graph: Graph) -> Graph:
-        return drop_row_barriers(graph) if isinstance(graph, Program) else graph
-
-    eqns = tuple(map(inside, program.eqns))
-    changed = any(after is not before for after, before in zip(eqns, program.eqns, strict=True))
-    return program.replace(eqns=eqns) if changed else program
+    return program.replace(eqns=tuple(map(inside, program.eqns)))
 
 
 def _without_barriers(body: Graph, rows: Sequence[Var]) -> Graph:

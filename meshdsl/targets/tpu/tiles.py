@@ -18,7 +18,7 @@ Roles = dict[frozenset[str], tuple[frozenset[str], frozenset[str]]]  # dims of a
 
 
 def padding(program: Program) -> Callable[[Var], float]:
-    """The bytes of an array in tiles, divided by its bytes without padding; 1 if no convolution has its dims."""
+    """An array's bytes in tiles, divided by its bytes without padding; 1 if no convolution reads or writes its dims."""
     roles: Roles = {}
     for eqn, _ in walk(program):
         if _is_convolution(eqn):

@@ -85,6 +85,11 @@ def size(text: str) -> float:
     return float(match[1]) * _UNITS[unit]
 
 
+def needs_machine(options: argparse.Namespace, plan: Any) -> bool:
+    """True if the step depends on the machine: by its plan, or as `--collective-steps auto` asks for it."""
+    return plan.needs_machine or getattr(options, "collective_steps", None) == "auto"
+
+
 def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
     """The compiled step under a plan, or with --forward the evaluation step, and the specs of its arguments.
 
@@ -93,8 +98,7 @@ def step_of(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any,
     from ...train import stages
 
     settings = " ".join(options.settings) or "its config"
-    decides = plan.needs_machine or getattr(options, "collective_steps", None) == "auto"
-    machine = machine_of(options) if decides else None
+    machine = machine_of(options) if needs_machine(options, plan) else None
     try:
         if not workload.inputs(workload.config):
             raise UsageError(

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import UsageError
 from .colours import painted
 from .common import OK, answer, command, integer, print_json, workload_options
-from .costing import cost_options, exit_code, report_of, step_of, step_title
+from .costing import cost_options, exit_code, needs_machine, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
 
 
@@ -93,8 +93,8 @@ def _check(options: argparse.Namespace, plan: Any) -> None:
         return
     if options.window is not None and plan.overlap.mode == "none":
         raise UsageError("--window needs an overlap plan; choose one with --overlap, for example --overlap auto")
-    decides = plan.needs_machine or options.collective_steps == "auto"
-    machine = options.machine if not decides or (options.graph and not plan.machine) else None
+    needed = needs_machine(options, plan) and not (options.graph and not plan.machine)
+    machine = None if needed else options.machine
     unused = {"--machine": machine, "--memory": options.memory, "--place": options.place}
     reason = "the program is the same on every machine; use them with --collective, --dim or --moves"
     if options.graph:

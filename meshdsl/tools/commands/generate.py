@@ -10,9 +10,8 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
-from . import devices
 from .common import OK, answer, command, integer, positive, printable
-from .weights import checkpoints_of, device_options, hub_directory, params_of_run, settings_of_run
+from .weights import checkpoints_of, hub_directory, layout_options, params_of_run, settings_of_run, started
 
 
 def add(commands: Any) -> None:
@@ -40,9 +39,7 @@ def add(commands: Any) -> None:
         help="sample at this temperature (default: the likeliest token)",
     )
     parser.add_argument("--seed", type=integer, metavar="N", help="seed of the samples (default 0)")
-    parser.add_argument("--layout", metavar="RULES", help="rules, or the name of a layout of the model")
-    parser.add_argument("--mesh", metavar="AXES", help="axes such as 'rows:2;cols:4'")
-    device_options(parser)
+    layout_options(parser)
 
 
 def _ids(text: str) -> list[int]:
@@ -64,7 +61,7 @@ def _temperature(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Generate and print each prompt's text with its continuation, or the ids of the continuation."""
-    from ...train import load, mesh_and_layout
+    from ...train import load
 
     if options.seed is not None and options.temperature is None:
         raise UsageError("--seed has no effect without --temperature: the likeliest token is taken")
@@ -73,9 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if workload.decoder is None:
         raise UsageError(f"{workload.name} has no decoder; give one: md.Workload(decoder=...)")
     tokenizer, prompts, end = _prompts(options)
-    mesh, layout = mesh_and_layout(workload, options.layout, options.mesh)
-    devices.check(options, mesh)
-    devices.start(options, mesh)
+    mesh, layout = started(options, workload)
     workload, params = _weights(options.params, source, workload, mesh, layout)
     _check_ids(prompts, workload.config.vocab, "--prompt-ids" if tokenizer is None else "the tokenizer's --prompt")
     search = functools.partial(
@@ -92,8 +87,7 @@ def run(options: argparse.Namespace) -> int:
     if tokenizer is None:
         lines = [",".join(map(str, row)) for row in tokens]
     else:
-        cut = [row[: row.index(end)] if end in row else row for row in tokens]
-        lines = record["texts"] = [tokenizer.decode(prompt + row) for prompt, row in zip(prompts, cut, strict=True)]
+        lines = record["texts"] = _texts(tokenizer, prompts, tokens, end)
     answer(options, record, "\n".join(map(printable, lines)))
     return OK
 
@@ -126,6 +120,12 @@ def _continued(continuation: Callable[[Any], Any], prompts: list[list[int]]) -> 
         found = continuation(md.tensor(np.asarray([prompts[n] for n in rows], np.int32), "batch length"))
         tokens |= zip(rows, found.numpy().tolist(), strict=True)
     return [tokens[n] for n in range(len(prompts))]
+
+
+def _texts(tokenizer: Any, prompts: list[list[int]], tokens: list[list[int]], end: int | None) -> list[str]:
+    """Each prompt's text with its continuation, up to the token of `--end`."""
+    cut = [row[: row.index(end)] if end in row else row for row in tokens]
+    return [tokenizer.decode(prompt + row) for prompt, row in zip(prompts, cut, strict=True)]
 
 
 def _check_ids(prompts: list[list[int]], vocab: int, which: str) -> None:

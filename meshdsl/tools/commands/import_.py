@@ -11,9 +11,8 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
-from . import devices
 from .common import OK, answer, command, write
-from .weights import device_options, hub_directory
+from .weights import hub_directory, layout_options, started
 
 
 def add(commands: Any) -> None:
@@ -24,23 +23,19 @@ def add(commands: Any) -> None:
     parser.add_argument("--model", required=True, metavar="NAME", help="llama, transformer:lm, or file.py:name")
     parser.add_argument("--out", metavar="RUN", help="the checkpoint directory of the run (default: only check)")
     parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the parameters (default: that of the files)")
-    parser.add_argument("--layout", metavar="RULES", help="rules, or the name of a layout of the model")
-    parser.add_argument("--mesh", metavar="AXES", help="axes such as 'rows:2;cols:4'")
-    device_options(parser)
+    layout_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Import, save and print what was imported; raises `CheckpointError` with all that does not fit."""
-    from ...train import load, mesh_and_layout, resolve
+    from ...train import load, resolve
 
     directory = hub_directory(options.source)
     if directory is None:
         raise UsageError(f"write the directory as hf:DIR, got {options.source[:60]!r}")
     source = options.model
     workload = load(source)
-    mesh, layout = mesh_and_layout(workload, options.layout, options.mesh)
-    devices.check(options, mesh)
-    devices.start(options, mesh)
+    mesh, layout = started(options, workload)
     workload, params = md.import_hugging_face(directory, workload, mesh, layout, dtype=options.dtype)
     count = sum(math.prod(d.size for d in x.dims) for x in params.values())
     summary = {"parameters": count, "tensors": len(params), "dtype": workload.config.param_dtype, "run": options.out}

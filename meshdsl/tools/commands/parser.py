@@ -13,26 +13,9 @@ from .colours import bold
 from .common import USAGE, shortened
 
 EXPERT = {  # options that most people never need; the help lists them last
-    *(
-        "--place",
-        "--profile",
-        "--update-group",
-        "--regather",
-        "--microbatches",
-        "--collective-steps",
-        "--non-finite",
-        "--take-over",
-    ),
-    *(
-        "--keep",
-        "--cluster",
-        "--coordinator",
-        "--processes",
-        "--process",
-        "--eval-batches",
-        "--patience",
-        "--time-limit",
-    ),
+    *("--place", "--profile", "--update-group", "--regather", "--microbatches", "--collective-steps", "--non-finite"),
+    *("--take-over", "--keep", "--cluster", "--coordinator", "--processes", "--process", "--eval-batches"),
+    *("--patience", "--time-limit"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import UsageError
 from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_options
-from .costing import DEFAULT_MACHINE, step_of, step_options, step_title
+from .costing import DEFAULT_MACHINE, needs_machine, step_of, step_options, step_title
 from .plans import knob_options, workload_and_plan
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
         jax.config.update("jax_platforms", "cpu")  # the compiler runs in its own process; no TPU is needed
     workload, plan = workload_and_plan(options)
-    if options.machine and not plan.needs_machine and options.collective_steps != "auto":
+    if options.machine and not needs_machine(options, plan):
         others = "--weight-update auto, --overlap or --collective-steps"
         why = "the collectives are the same on every machine"
         no_effect(UsageError(f"--machine has no effect without {others}: {why}"))

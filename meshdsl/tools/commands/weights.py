@@ -10,15 +10,28 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
+from . import devices
 from .common import cpu_devices, reason_of
 
 HUB = "hf:"
 
 
-def device_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--devices`, for a command that runs as a single process."""
+def layout_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--layout`, `--mesh` and `--devices`, for a command that runs as a single process."""
+    parser.add_argument("--layout", metavar="RULES", help="rules, or the name of a layout of the model")
+    parser.add_argument("--mesh", metavar="AXES", help="axes such as 'rows:2;cols:4'")
     parser.add_argument("--devices", type=cpu_devices, metavar="N", help="run on N CPU devices")
     parser.set_defaults(coordinator=None, processes=None, process=None, cluster="none")
+
+
+def started(options: argparse.Namespace, workload: Any) -> tuple[Any, Any]:
+    """Start JAX for the mesh of the options; returns the mesh and the layout."""
+    from ...train import mesh_and_layout
+
+    mesh, layout = mesh_and_layout(workload, options.layout, options.mesh)
+    devices.check(options, mesh)
+    devices.start(options, mesh)
+    return mesh, layout
 
 
 def hub_directory(text: str) -> Path | None:

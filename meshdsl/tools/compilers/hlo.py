@@ -89,7 +89,7 @@ def performed(text: str) -> tuple[Performed, ...]:
     bodies, entry = bodies_of(text)
     if not entry:
         raise InternalError("the compiled text has no ENTRY computation, so its collectives cannot be read")
-    return tuple(_performed(bodies, entry, 1, True))
+    return tuple(_performed(bodies, entry, _Caller()))
 
 
 def estimated_cycles(text: str) -> int | None:
@@ -157,14 +157,27 @@ def _close(code: str, start: int, last: str) -> int:
     return len(code)
 
 
-def _performed(
-    bodies: dict[str, list[Instruction]],
-    name: str,
-    trips: int,
-    bounded: bool,
-    scattered: bool = False,
-    started: bool = False,  # by an instruction that calls this computation, and does not wait for it
-) -> Iterator[Performed]:
+@dataclass(frozen=True)
+class _Caller:
+    """What the callers of a computation say of the collectives inside it."""
+
+    trips: int = 1  # of all loops around it
+    bounded: bool = True  # False if the trips of one of them are unknown
+    scattered: bool = False  # inside a fusion of all-reduces with slices
+    started: bool = False  # by an instruction that does not wait for it
+
+    def of(self, bodies: dict[str, list[Instruction]], instruction: Instruction, callee: str) -> _Caller:
+        """The same for a computation that an instruction calls."""
+        trips = _trips(bodies, instruction) if instruction.opcode == "while" else 1
+        return _Caller(
+            self.trips * (1 if trips is None else trips),
+            self.bounded and trips is not None,
+            self.scattered or "all-reduce-scatter" in callee,  # the TPU compiler's name
+            self.started or instruction.opcode.endswith("-start"),
+        )
+
+
+def _performed(bodies: dict[str, list[Instruction]], name: str, caller: _Caller) -> Iterator[Performed]:
     types = {instruction.name: instruction.type for instruction in bodies[name]}
     # the TPU compiler repeats a collective in every kernel that it overlaps; count it in the kernel that starts it
     starts = any("AsyncCollectiveStart" in instruction.attributes for instruction in bodies[name])
@@ -172,21 +185,16 @@ def _performed(
         kind = KINDS.get(instruction.opcode.removesuffix("-start"))
         if kind is not None:
             if "chain_id=" not in instruction.attributes or starts:
-                kind = "reduce_scatter" if scattered else kind
-                yield _collective(kind, instruction, types, trips, bounded, starts or started)
+                kind = "reduce_scatter" if caller.scattered else kind
+                yield _collective(kind, instruction, types, caller, starts)
             continue
         if instruction.opcode == "send" and (crossing := CROSSING.search(instruction.attributes)):
-            sent = [(_dtype(each), _bytes(each, dims)) for each, dims in ARRAY.findall(instruction.type)[:1]]
-            yield from (Performed(crossing[1].lower(), (), *one, 1, True, trips, bounded) for one in sent)
-        inner = trips, bounded
-        if instruction.opcode == "while":
-            n = _trips(bodies, instruction)
-            inner = trips * (1 if n is None else n), bounded and n is not None
+            for element, dims in ARRAY.findall(instruction.type)[:1]:
+                sent = _dtype(element), _bytes(element, dims)
+                yield Performed(crossing[1].lower(), (), *sent, 1, True, caller.trips, caller.bounded)
         for callee in called(instruction):
-            if callee in bodies:  # the TPU compiler's name for an all-reduce fused with a slice
-                fused = scattered or "all-reduce-scatter" in callee
-                starting = started or instruction.opcode.endswith("-start")
-                yield from _performed(bodies, callee, *inner, fused, starting)
+            if callee in bodies:
+                yield from _performed(bodies, callee, caller.of(bodies, instruction, callee))
 
 
 def called(instruction: Instruction) -> list[str]:
@@ -219,9 +227,7 @@ def _trips(bodies: dict[str, list[Instruction]], loop: Instruction) -> int | Non
     return ends[0] if len(ends) == 1 else None  # lax.scan counts from 0 in steps of 1
 
 
-def _collective(
-    kind: str, instruction: Instruction, types: dict[str, str], trips: int, bounded: bool, starts: bool
-) -> Performed:
+def _collective(kind: str, instruction: Instruction, types: dict[str, str], caller: _Caller, starts: bool) -> Performed:
     groups = _groups(instruction)
     operands = (
         instruction.operands[:1] if kind == "ragged_all_to_all" else instruction.operands
@@ -230,8 +236,9 @@ def _collective(
     dtypes = dict.fromkeys(_dtype(element) for element, _ in arrays)
     sizes = [_bytes(element, dims) for element, dims in arrays]
     larger = len(groups[0]) if kind == "all_gather" else 1
-    start = starts or instruction.opcode.endswith("-start")
-    return Performed(kind, groups, "+".join(dtypes), sum(sizes) * larger, len(arrays), start, trips, bounded)
+    start = starts or caller.started or instruction.opcode.endswith("-start")
+    sent = sum(sizes) * larger
+    return Performed(kind, groups, "+".join(dtypes), sent, len(arrays), start, caller.trips, caller.bounded)
 
 
 def _dtype(element: str) -> str:

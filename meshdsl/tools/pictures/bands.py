@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from ...cost.report.svg import element
-from ...errors.markup import axis_class
+from ...errors.markup import axis_number
 from ...layouts import Mesh
 from ...lowering.program import CollectiveRecord
 from .frames import Rect
@@ -50,7 +50,7 @@ class Devices:
 
     def bands(self, x: float, y: float, record: CollectiveRecord) -> str:
         """The groups of devices that exchange, or the arrows of a permutation."""
-        colour = axis_class(self.mesh.axes, record.axes[0])[5:]
+        colour = axis_number(self.mesh.axes, record.axes[0])
         pairs = record.op.pairs(self.mesh)
         if pairs is not None:
             return self.dots(x, y) + self._arrows(x, y, record, pairs, colour)
@@ -62,7 +62,7 @@ class Devices:
         drawn = [self._group(x, y, members, colour, tip) for members in groups.values()]
         return "".join(drawn) + self.dots(x, y)
 
-    def _group(self, x: float, y: float, members: list[tuple[int, int, int]], colour: str, tip: str) -> str:
+    def _group(self, x: float, y: float, members: list[tuple[int, int, int]], colour: int, tip: str) -> str:
         """A band around the members in each plane, and a line between the planes."""
         parts: list[str] = []
         ends: list[tuple[float, float]] = []
@@ -78,7 +78,7 @@ class Devices:
             parts.append(element("path", d=d, cls=f"band line-{colour}"))
         return "".join(parts)
 
-    def _arrows(self, x: float, y: float, record: CollectiveRecord, pairs: list[tuple[int, int]], colour: str) -> str:
+    def _arrows(self, x: float, y: float, record: CollectiveRecord, pairs: list[tuple[int, int]], colour: int) -> str:
         """Sender to receiver for each pair whose two devices are drawn; pairs number the devices along the axes."""
         axes = [axis for axis in self.mesh.axes if axis in record.axes]
         by_group: dict[tuple[int, ...], dict[int, tuple[float, float]]] = {}
@@ -96,7 +96,7 @@ class Devices:
         return "".join(parts)
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], colour: str) -> str:
+def _arrow(start: tuple[float, float], end: tuple[float, float], colour: int) -> str:
     """A curved arrow; opposite arrows bend to opposite sides, so that both can be seen."""
     (x1, y1), (x2, y2) = start, end
     length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5

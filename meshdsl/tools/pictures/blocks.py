@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...cost.report.svg import element, label_width, text
-from ...errors.markup import axis_class
+from ...errors.markup import axis_class, axis_number
 from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program
 from ...lowering.permute import index_along
 from .frames import Frame, Rect, hatched
-from .grid import Grid
+from .grid import Grid, grid_of
 from .picture import Picture, drawing
 from .whole import WholeTensor, dim_label
 
@@ -39,9 +39,7 @@ class _Blocks:
 
     @cached_property
     def grid(self) -> Grid:
-        """One axis may use the room of two."""
-        flat = sum(size > 1 for size in self.program.mesh.axes.values()) == 1
-        return Grid(self.program.mesh, across=8 if flat else 4, down=4)
+        return grid_of(self.program.mesh)
 
     @property
     def title(self) -> str:
@@ -196,7 +194,7 @@ class _Blocks:
             yield self._sign(down, x + width / 2, below, width, upright=False, gap=gap)
 
     def _sign(self, axis: str, x: float, y: float, length: float, *, upright: bool, gap: bool) -> str:
-        number = axis_class(self.program.mesh.axes, axis)[5:]
+        number = axis_number(self.program.mesh.axes, axis)
         sharding = self.var.sharding
         if gap or axis not in sharding.split_axes:
             word = SIGNS[sharding.kind] if axis in sharding.partial else "="

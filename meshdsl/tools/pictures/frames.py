@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ...cost.report.svg import element
 from ...dims import Dim
-from ...errors.markup import axis_class
+from ...errors.markup import axis_number
 from ...ir import Var
 from ...lowering import Program
 from ...lowering.permute import index_along
@@ -137,7 +137,7 @@ class Frame:
                     y1 = y2 = face.y + face.height * share
                 else:
                     x1 = x2 = face.x + face.width * share
-                kind = f"line-{axis_class(self.program.mesh.axes, axis)[5:]}"
+                kind = f"line-{axis_number(self.program.mesh.axes, axis)}"
                 yield element("line", x1=x1, x2=x2, y1=y1, y2=y2, stroke_width=1.2 if depth else 2.4, cls=kind)
 
     def _shares(self, dim: Dim | None) -> Iterator[tuple[float, str, int]]:

@@ -81,3 +81,9 @@ class Grid:
         """The axes of a plane with its coordinates along them."""
         coords = self.coordinates(plane, 0, 0)
         return [(axis, coords[axis]) for axis in self.axes[0]]
+
+
+def grid_of(mesh: Mesh) -> Grid:
+    """The devices that a picture has room for; one axis may use the room of two."""
+    flat = sum(size > 1 for size in mesh.axes.values()) == 1
+    return Grid(mesh, across=8 if flat else 4, down=4)

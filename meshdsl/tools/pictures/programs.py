@@ -5,21 +5,21 @@ Bands join the devices of a group, in the colour of the mesh axis; an arrow is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...cost.report.svg import element, text
 from ...cost.report.tables import cut, line_of
-from ...errors.markup import axis_class
+from ...errors.markup import axis_class, axis_number
 from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program
 from ...lowering.asynchrony import Start
 from ...lowering.program import CollectiveRecord
 from .bands import Devices
+from .blocks import SIGNS
 from .frames import Frame, hatched
-from .grid import Grid
+from .grid import Grid, grid_of
 from .picture import Picture, drawing
 from .steps import Compute, Enter, Leave, SendMark, Step, folded, steps
 from .ticks import tick_table
@@ -42,8 +42,7 @@ class _ProgramPicture:
 
     @cached_property
     def grid(self) -> Grid:
-        flat = sum(size > 1 for size in self.program.mesh.axes.values()) == 1
-        return Grid(self.program.mesh, across=8 if flat else 4, down=4)
+        return grid_of(self.program.mesh)
 
     @cached_property
     def devices(self) -> Devices:
@@ -65,22 +64,17 @@ class _ProgramPicture:
     def steps(self) -> list[Step]:
         """The steps until the last collective that is drawn."""
         shown: list[Step] = []
+        opened: list[int] = []  # depths
         count = 0
         for step in folded(list(steps(self.program))):
             count += isinstance(step, SendMark)
             if count > self.most:
-                return [*shown, *(Leave(s.depth) for s in reversed(list(self._open(shown))))]
+                return [*shown, *map(Leave, reversed(opened))]
+            opened += [step.depth] * isinstance(step, Enter)
+            if isinstance(step, Leave):
+                opened.pop()
             shown.append(step)
         return shown
-
-    def _open(self, shown: list[Step]) -> Iterator[Enter]:
-        stack: list[Enter] = []
-        for step in shown:
-            if isinstance(step, Enter):
-                stack.append(step)
-            elif isinstance(step, Leave):
-                stack.pop()
-        yield from stack
 
     def picture(self) -> Picture:
         """The whole drawing."""
@@ -216,7 +210,7 @@ class _ProgramPicture:
         y = middle - frame.height / 2
         parts: list[str] = []
         if var.sharding.partial:
-            number = axis_class(self.program.mesh.axes, var.sharding.partial[0])[5:]
+            number = axis_number(self.program.mesh.axes, var.sharding.partial[0])
             for shift in (6, 3):
                 face = frame.face(x + shift, y - shift)
                 parts.append(face.draw(f"empty band line-{number}"))
@@ -229,8 +223,8 @@ class _ProgramPicture:
         parts += [hatched(rect, "padding") for rect in frame.padding(x, y, face)]
         parts += [*frame.cuts(x, y), face.draw("outline", self.program.show(var))]
         if var.sharding.partial:
-            number = axis_class(self.program.mesh.axes, var.sharding.partial[0])[5:]
-            sign = {"sum": "+"}.get(var.sharding.kind, var.sharding.kind)
+            number = axis_number(self.program.mesh.axes, var.sharding.partial[0])
+            sign = SIGNS[var.sharding.kind]
             cls = f"halo axis-{number} {'sign' if sign == '+' else 'small strong'}"
             parts.append(text(face.x + face.width / 2, face.y + face.height / 2 + 6, sign, anchor="middle", cls=cls))
         return "".join(parts)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir import Cond, Eqn, Graph, Op, Scan, While
+from ...ir import Cond, Eqn, Graph, Op, Scan, While, walk
 from ...lowering import Program
 from ...lowering.program import CollectiveRecord
 
@@ -72,7 +72,7 @@ def steps(program: Program, graph: Graph | None = None, depth: int = 0, trips: i
     """The steps in program order; a loop or branch that sends nothing counts as one operation."""
     waiting: list[Eqn] = []
     for eqn in (graph or program).eqns:
-        inner = [(key, sub) for key, sub in eqn.graphs().items() if sends(sub)]
+        inner = [(key, sub) for key, sub in eqn.graphs().items() if any(each.sends for each, _ in walk(sub))]
         if not eqn.sends and not inner:
             if not (isinstance(eqn.op, Op) and eqn.op.literal):
                 waiting.append(eqn)
@@ -125,11 +125,6 @@ def _run(items: list[Step], at: int) -> list[Step]:
         elif not isinstance(step, Compute):
             break
     return items[at:end]
-
-
-def sends(graph: Graph) -> bool:
-    """True if anything in the graph sends data."""
-    return any(eqn.sends or any(map(sends, eqn.graphs().values())) for eqn in graph.eqns)
 
 
 def _title(eqn: Eqn, key: str) -> str:

@@ -13,9 +13,10 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from ...dims import Shape, show
 from ...errors import CheckpointError, LayoutError, ShapeError, nearest
 from ...ir import Type
-from ...layouts import Extents, Layout, Mesh, Sharding
+from ...layouts import Layout, Mesh, Sharding
 from ...lowering import Program
 from ...lowering.emit import partition_spec
+from ...lowering.partition.partition import extents_of
 from ...trace import Tensor, spec_of
 from .grid import Box
 from .manifest import StoredTensor
@@ -87,11 +88,7 @@ def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[st
             for axis in axes:
                 mesh.check_axis(axis)
     layout, bound = layout.on(mesh), mesh.bind()
-    axes_of: dict[str, set[str]] = {}  # dims are padded as in programs of this layout: see `lowering.partition`
-    for rules in (layout.rules, *layout.overrides.values()):
-        for dim, axes in rules.items():
-            axes_of.setdefault(dim, set()).update(axes)
-    extents = Extents({dim: mesh.count(tuple(axes)) for dim, axes in axes_of.items()})
+    extents = extents_of(mesh, layout, ())  # dims are padded as in programs of this layout
     return {
         path: Destination(
             spec,

@@ -18,9 +18,8 @@ from ...errors import CheckpointError
 from .files import is_link, open_root, opened, read_at, remove_tree, rename, write_durably
 from .lock import LOCK
 from .manifest import STEP_LIMIT
-from .read import open_step, step_name
+from .read import STEP, open_step, step_name
 
-_STEP = re.compile(r"step-(\d{8,16})")
 _WORK = re.compile(r"step-\d{8,16}\.[0-9a-f-]+\.(unfinished|removed)")
 _NEWEST = "newest"
 _DRAFT = re.compile(rf"{_NEWEST}\.draft|{LOCK}\.[0-9a-f]{{16}}")
@@ -28,7 +27,7 @@ _DRAFT = re.compile(rf"{_NEWEST}\.draft|{LOCK}\.[0-9a-f]{{16}}")
 
 def step_numbers(directory: Path) -> list[int]:
     """The steps that have a directory, ascending. They are not verified."""
-    matches = (_STEP.fullmatch(name) for name in _names(directory))
+    matches = (STEP.fullmatch(name) for name in _names(directory))
     return sorted(int(match[1]) for match in matches if match and step_name(int(match[1])) == match[0])
 
 
@@ -48,7 +47,7 @@ def _names(directory: Path) -> list[str]:
 
 def links(directory: Path) -> list[str]:
     """The names of steps, unfinished and removed steps that are links. They are not read, moved or removed."""
-    names = [name for name in _names(directory) if _STEP.fullmatch(name) or _WORK.fullmatch(name)]
+    names = [name for name in _names(directory) if STEP.fullmatch(name) or _WORK.fullmatch(name)]
     if not names:
         return []
     with open_root(directory) as root:

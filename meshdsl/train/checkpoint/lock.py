@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -189,11 +189,18 @@ def _silence(root: int, draft: str, fd: int) -> float:
 def _path_time(root: int) -> float:
     """The time of the last heartbeat. The file is opened again, because network file systems cache attributes."""
     try:
-        fd = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
+        with _opened(root) as fd:
+            return os.fstat(fd).st_mtime
     except OSError:
         return -1.0
+
+
+@contextlib.contextmanager
+def _opened(root: int) -> Iterator[int]:
+    """The lock file, for reading; raises `OSError`."""
+    fd = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
     try:
-        return os.fstat(fd).st_mtime
+        yield fd
     finally:
         os.close(fd)
 
@@ -221,13 +228,10 @@ def _same_file(fd: int, root: int) -> bool:
 
 def _read_path(root: int) -> dict[str, Any]:
     try:
-        fd = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
+        with _opened(root) as fd:
+            return _read(fd)
     except OSError:
         return {}
-    try:
-        return _read(fd)
-    finally:
-        os.close(fd)
 
 
 def _read(fd: int) -> dict[str, Any]:

@@ -24,10 +24,8 @@ from . import processes
 from .convert import extra, library_errors, nested
 from .device_put import Destination, targets
 from .manifest import Header, Manifest, StoredTensor
-from .read import step_name
+from .read import STEP, step_name
 from .trees import flat
-
-_STEP = re.compile(r"step-(\d{8,16})")
 
 
 class OrbaxStore:
@@ -68,7 +66,7 @@ class OrbaxStore:
     def steps(self) -> list[int]:
         is_committed = self.orbax.utils.is_checkpoint_finalized
         with library_errors(CheckpointError, f"{self.directory} cannot be listed"):
-            paths = [p for p in self.directory.iterdir() if _STEP.fullmatch(p.name)] if self.directory.exists() else []
+            paths = [p for p in self.directory.iterdir() if STEP.fullmatch(p.name)] if self.directory.exists() else []
             return sorted(int(p.name.removeprefix("step-")) for p in paths if is_committed(p))
 
     def problems(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -97,6 +98,9 @@ def _allocate(size: int, name: str) -> bytearray:
         return bytearray(size)
     except MemoryError:
         raise CheckpointError(f"{name}: a chunk has {size} bytes, and there is not enough memory for it") from None
+
+
+STEP = re.compile(r"step-(\d{8,16})")  # the directory name of a step
 
 
 def step_name(step: int) -> str:

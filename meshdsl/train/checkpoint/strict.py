@@ -128,12 +128,12 @@ def items(value: Any, where: str, count: int | None = None) -> list[Any]:
     return value
 
 
-def integer(value: Any, where: str, low: int = 0, high: int = 2**63 - 1) -> int:
-    """The value, which must be an integer from `low` to `high`, and not a boolean."""
+def integer(value: Any, where: str, high: int = 2**63 - 1) -> int:
+    """The value, which must be an integer from 0 to `high`, and not a boolean."""
     if isinstance(value, bool) or not isinstance(value, int):
         refuse(where, f"expected an integer, got {show(value)}")
-    if not low <= value <= high:
-        refuse(where, f"{show(value)} is not from {low} to {high}")
+    if not 0 <= value <= high:
+        refuse(where, f"{show(value)} is not from 0 to {high}")
     return value
 
 

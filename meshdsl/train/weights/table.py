@@ -101,7 +101,7 @@ class Rule:
         return tuple(math.prod(self._size(item) for item in axis) for axis in self.axes)
 
     def names(self, start: Sequence[int] | None = None, size: Sequence[int] | None = None) -> Iterator[Named]:
-        """The tensors of a block of the parameter: each with its name and its index along the stacked dims."""
+        """The file's tensors in one block of the parameter: the name of each, and its index along the stacked dims."""
         start, size = start or [0] * len(self.dims), size or [d.size for d in self.dims]
         at = [[d.name for d in self.dims].index(dim) for dim in self.stacked]
         for index in itertools.product(*(range(start[i], start[i] + size[i]) for i in at)):

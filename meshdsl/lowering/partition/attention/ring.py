@@ -116,7 +116,7 @@ class _Ring:
         return [now.get(i, v) for i, v in enumerate(ins)]
 
     def zeros(self, outs: Sequence[Var]) -> list[Var]:
-        """The initial sums of the turns: results of attention without keys, or zero cotangents, in the wide dtype."""
+        """Sums before the first step: results of attention over no keys, or zero cotangents, in the wide dtype."""
         sums: list[Var] = []
         for k, v in enumerate(outs):
             initial = Var(v.dims, wide_dtype(v.dtype), "", v.sharding)
