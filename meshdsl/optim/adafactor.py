@@ -14,7 +14,7 @@ import jax
 
 import meshdsl as md
 
-from .checks import LearningRate, check_update
+from .checks import LearningRate, check_update, checked_decays, checked_rate
 from .optimizers import Optimizer, count_of, rate_of, recorded, subtract, zero
 from .per_tensor import own_dims, rms, wide
 
@@ -57,6 +57,8 @@ def adafactor(
     is a separate weight: see `meshdsl.optim.per_tensor`. For GShard's appendix A.2, use the defaults with
     `inverse_sqrt(1.0, hold=10_000)` as the learning rate; its decay of 0.99 is `max_b2=0.99`.
     """
+    checked_rate(learning_rate)
+    checked_decays(momentum=momentum)
 
     def factored(p: md.Tensor) -> tuple[md.Dim, md.Dim] | None:
         return factored_dims(own_dims(p, stacked), min_dim_to_factor)

@@ -17,7 +17,7 @@ import jax
 
 import meshdsl as md
 
-from .checks import LearningRate, check_update
+from .checks import LearningRate, check_update, checked_decays, checked_rate
 from .optimizers import Optimizer, adamw, rate_of, recorded, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
@@ -72,6 +72,8 @@ def muon(
     and c2. Raises `ShapeError` at `init` if an entry of `matrices` matches no parameter, or names dims that the weight
     does not have, and if no weight is a matrix.
     """
+    checked_rate(learning_rate)
+    checked_decays(beta=beta)
     rules = dict(matrices or {})
     rest = others or adamw(learning_rate, weight_decay=0.0)
 

@@ -12,7 +12,7 @@ import jax
 
 import meshdsl as md
 
-from .checks import LearningRate, check_update
+from .checks import LearningRate, check_update, checked_decays, checked_rate
 from .optimizers import Optimizer, moments, rate_of, recorded, subtract, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of
 
@@ -52,6 +52,8 @@ def lars(
     Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. Raises `MeshdslError` for an
     unknown denominator.
     """
+    checked_rate(learning_rate)
+    checked_decays(momentum=momentum)
     if denominator not in _DENOMINATORS:
         raise md.MeshdslError(
             f"unknown denominator of LARS {denominator!r}; known: {', '.join(_DENOMINATORS)}\n"
@@ -107,6 +109,8 @@ def lamb(
 
     Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`.
     """
+    checked_rate(learning_rate)
+    checked_decays(b1=b1, b2=b2)
 
     def init(params: Any) -> dict[str, Any]:
         return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
