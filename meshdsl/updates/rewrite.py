@@ -127,9 +127,9 @@ class _Rewrite:
             x, shape = self.leave(v, eqn), form.renamed(v.dims)
             cause = update_cause(Because.UPDATE, v.name, v.dims, shape)
             if self.shardings.get(v, Sharding()).partial:
-                split = {to.name: axes for _, to, axes in form.dims} | dict(form.kept)
-                split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
-                params = {"shape": shape, "split": tuple(split.items())}
+                split = {to.name: axes for _, to, axes in form.dims} | dict((*form.kept, *self.shardings[v].split))
+                names = {d.name for d in shape}
+                params = {"shape": shape, "split": tuple(each for each in split.items() if each[0] in names)}
                 self.inside[v, form] = self.add(RESHARD_TO_PRIVATE_DIM, x, shape, eqn, cause, params)
             else:
                 self.inside[v, form] = self.rename(x, shape, eqn, cause)
