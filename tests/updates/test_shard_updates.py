@@ -163,6 +163,19 @@ def test_accumulated_gradients_are_reduced_once() -> None:
     assert [r.count for r in scattered] == [1] * 5
 
 
+def test_gradients_that_are_subtracted_one_by_one_are_scattered_each() -> None:
+    def step(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        first, second = (md.grad(lambda w, n=n: md.sum(md.einsum(x, w, out="batch hidden") ** n))(w) for n in (2, 3))
+        return w - first - second
+
+    compiled = md.compile(step, "x:4", "batch:x", weight_update="sharded")
+    shapes = {"io hidden": (4, 2), "batch io": (8, 4)}
+    args = [md.tensor(np.arange(n * m).reshape(n, m) % 3.0, dims) for dims, (n, m) in shapes.items()]
+    program = compiled.program(*args)
+    assert [record.kind for record in program.collectives] == ["all_gather", "reduce_scatter", "reduce_scatter"]
+    np.testing.assert_array_equal(md.simulate(program, *args)[0], step(*args).numpy())
+
+
 def test_weights_gathered_again_take_less_memory_and_change_nothing() -> None:
     right, _ = run(OPTIMIZERS["adam"](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=2)
     got, again = run(OPTIMIZERS["adam"](), "x:4 y:2", "batch:x hidden:y", "sharded", steps=2, regather=True)
