@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..control import BARRIER
@@ -18,11 +18,13 @@ from .regions import BranchRegion, Format, UpdateRegion, renamed
 from .update import Update
 
 
-def rewrite_updates(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
-    """The graph with the chosen updates on private dims; `pairs` are inputs with the outputs that replace them."""
+def rewrite_updates(placed: ShardedGraph, replaced: Iterable[tuple[int, Var]], chosen: Sequence[Update]) -> Graph:
+    """The graph with the chosen updates on private dims; `replaced` are numbers of results and the inputs they replace.
+
+    Other results are complete, also if they are the same value.
+    """
     form_of = {v: update.format for update in chosen for v in update.carried}
-    replacing = {out: form_of[v] for v, out in pairs if v in form_of}
-    leaving = {i: replacing[v] for i, v in enumerate(placed.graph.outs) if v in replacing}
+    leaving = {i: form_of[v] for i, v in replaced if v in form_of}
     parts = [(update.format, update.part) for update in chosen]
     return _Rewrite(placed.graph, parts, placed.shardings, set(form_of), leaving, placed.regather).graph()
 

@@ -143,6 +143,22 @@ def test_steps_in_a_loop_gather_their_state_after_it() -> None:
     assert Counter(r.kind for r in after) == {"all_gather": 15, "all_reduce": 1}  # weights and moments; the losses
 
 
+def test_steps_in_a_loop_may_return_the_weights_of_each_step() -> None:
+    def steps(w: md.Tensor, last: md.Tensor, x: md.Tensor) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            new = (carry[0] - md.grad(lambda w: md.sum(md.einsum(x, w, out="batch hidden")))(carry[0])) % 3.0
+            return (new, new), (new, md.sum(carry[1]))
+
+        return md.scan(step, (w, last), None, over=md.Dim("step", 3))
+
+    compiled = md.compile(steps, "x:4", "batch:x", weight_update="sharded")
+    w, x = (md.tensor(np.arange(16).reshape(4, 4) % 3.0, dims) for dims in ("io hidden", "batch io"))
+    results = md.simulate(compiled.program(w, w, x), w, w, x)
+    assert compiled.weight_update.decisions[0].sharded
+    for got, wanted in zip(results, jax.tree.leaves(steps(w, w, x)), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(wanted))
+
+
 def test_accumulated_gradients_are_reduced_once() -> None:
     adam = OPTIMIZERS["adam"]()
 
