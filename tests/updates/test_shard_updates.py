@@ -359,6 +359,10 @@ def test_nothing_to_shard_is_an_error_that_says_why() -> None:
     with pytest.raises(md.LayoutError, match="nothing to shard") as error:
         step.program(*workload.specs())
     assert "params/w: its gradient is not a sum over devices" in str(error.value)
+    gradients, (params, _, batch) = md.grad(workload.loss(workload.config)), workload.specs()
+    with pytest.raises(md.LayoutError, match="params/w: it is replaced by its gradient, so there is no update"):
+        md.compile(gradients, "x:8", "batch:x", weight_update="sharded").program(params, batch)
+    assert md.compile(gradients, "x:8", "batch:x", weight_update="auto").program(params, batch).collectives
 
 
 def test_results_can_be_read_and_given_back_whatever_their_storage() -> None:
