@@ -15,6 +15,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import jax
@@ -61,20 +62,28 @@ def emit(
     program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, emission: Emission = PLAIN
 ) -> Callable[..., Any]:
     """The program as a function of global arrays, in stored sizes, that returns a list of global arrays."""
-    in_specs = tuple(partition_spec(v.dims, v.sharding) for v in program.ins)
+    filled = [0 not in program.local_shape(v) for v in program.ins]
+    in_specs = tuple(partition_spec(v.dims, v.sharding) for v in compress(program.ins, filled))
     out_specs = [partition_spec(v.dims, v.sharding) for v in program.outs]
 
     def device(*xs: Any) -> list[Any]:
-        return run_equations(program, xs, emission)
+        arrays = iter(xs)
+        ins = [next(arrays) if k else _empty(program, v) for k, v in zip(filled, program.ins, strict=True)]
+        return run_equations(program, ins, emission)
 
     mapped = jax.shard_map(device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=True)
 
     @functools.wraps(device)
     def call(*xs: Any) -> list[Any]:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # not the one that the caller set
-            return mapped(*xs)
+            return mapped(*compress(xs, filled))
 
     return call
+
+
+def _empty(program: Program, v: Var) -> Any:
+    """An input without elements, which each device makes: XLA may fail to compile a `shard_map` of none but these."""
+    return varying(jnp.zeros(program.local_shape(v), v.dtype), v.sharding.varying)
 
 
 def shardings(vars: Sequence[Var], mesh: Any) -> list[NamedSharding]:

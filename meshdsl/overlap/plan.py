@@ -116,7 +116,9 @@ def _windows(program: Program, time: Timeline) -> Iterator[OverlapWindow]:
         kernels = kernels_with_products(body).products
         for start, eqns in windows(body).items():
             inside = tuple((str(one.op), str(one.where)) for eqn in eqns for one in kernels.get(eqn, ()))
-            cost = costs[start]
+            cost = costs.get(start)
+            if cost is None:  # in an arm of a branch that the time does not count, as the other one is longer
+                continue
             assert isinstance(start.op, Start)
             yield OverlapWindow(
                 str(start.op.collective), str(start.where), str(start.cause), cost.seconds, cost.exposed, inside

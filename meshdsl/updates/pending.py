@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Cond, Eqn, Graph, Var
+from ..ir import Cond, Eqn, Graph, Linear, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
@@ -125,16 +125,21 @@ def _same_elements(eqn: Eqn, v: Var) -> list[Var]:
 
 
 def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
-    """The sums, with sums that are only added up replaced by their total.
+    """The sums, with sums that are only added up, or to constants, replaced by their total.
 
-    If a weight is used several times, its gradients are then reduced once.
+    If a weight is used several times, its gradients are then reduced once. A sum to which the weight is added is none.
     """
     if len(sums) < 2:
         return tuple(sums)
     readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
     readers.update(graph.outs)
     totals = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
+    constants = set[Var]()
     for eqn in graph.eqns:
+        if constants.issuperset(eqn.ins):
+            constants.update(eqn.outs)
+        if eqn.operation.linear is Linear.JOINT and not all(x in constants or x in totals for x in eqn.ins):
+            continue
         ours = [totals[x] for x in dict.fromkeys(eqn.ins) if x in totals]
         if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in totals):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..control import BARRIER
@@ -18,11 +18,13 @@ from .regions import BranchRegion, Format, UpdateRegion, renamed
 from .update import Update
 
 
-def rewrite_updates(placed: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]) -> Graph:
-    """The graph with the chosen updates on private dims; `pairs` are inputs with the outputs that replace them."""
+def rewrite_updates(placed: ShardedGraph, replaced: Iterable[tuple[int, Var]], chosen: Sequence[Update]) -> Graph:
+    """The graph with the chosen updates on private dims; `replaced` are numbers of results and the inputs they replace.
+
+    Other results are complete, also if they are the same value.
+    """
     form_of = {v: update.format for update in chosen for v in update.carried}
-    replacing = {out: form_of[v] for v, out in pairs if v in form_of}
-    leaving = {i: replacing[v] for i, v in enumerate(placed.graph.outs) if v in replacing}
+    leaving = {i: form_of[v] for i, v in replaced if v in form_of}
     parts = [(update.format, update.part) for update in chosen]
     return _Rewrite(placed.graph, parts, placed.shardings, set(form_of), leaving, placed.regather).graph()
 
@@ -127,9 +129,9 @@ class _Rewrite:
             x, shape = self.leave(v, eqn), form.renamed(v.dims)
             cause = update_cause(Because.UPDATE, v.name, v.dims, shape)
             if self.shardings.get(v, Sharding()).partial:
-                split = {to.name: axes for _, to, axes in form.dims} | dict(form.kept)
-                split |= {d: axes for d, axes in self.shardings[v].split if any(e.name == d for e in shape)}
-                params = {"shape": shape, "split": tuple(split.items())}
+                split = {to.name: axes for _, to, axes in form.dims} | dict((*form.kept, *self.shardings[v].split))
+                names = {d.name for d in shape}
+                params = {"shape": shape, "split": tuple(each for each in split.items() if each[0] in names)}
                 self.inside[v, form] = self.add(RESHARD_TO_PRIVATE_DIM, x, shape, eqn, cause, params)
             else:
                 self.inside[v, form] = self.rename(x, shape, eqn, cause)

@@ -80,7 +80,8 @@ def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, 
     _check_decided(weights, decisions, chosen, updated)
     if not in_loops and not chosen:
         return placed.graph, placed.layout, decisions
-    graph = rewrite_updates(around, pairs, chosen) if chosen else looped
+    replaced = ((i, v) for v, out in pairs for i, x in enumerate(around.graph.outs) if x is out)
+    graph = rewrite_updates(around, replaced, chosen) if chosen else looped
     layout = _with_private(around, chosen) if chosen else around.layout
     return verify(graph, "shard_updates"), layout, decisions
 
@@ -170,7 +171,7 @@ def _in_loops(placed: ShardedGraph, policy: Policy) -> tuple[Graph, list[Update]
             if outer[v] in placed.graph.ins and gradients.intersection(pending_sums(inside, body, out).all())
         ]
         chosen, decisions = _decide(inside, pairs, weights, policy, {v: outer[v].name for v in body.ins})
-        eqns += _cut_around(eqn, eqn.scan, inside, pairs, chosen) if chosen else [eqn]
+        eqns += _cut_around(eqn, eqn.scan, inside, chosen) if chosen else [eqn]
         every += chosen
         updated |= {outer[v].name: None for update in chosen for v in update.carried if outer[v] in placed.graph.ins}
         updated |= {d.weight: d for d in decisions}
@@ -182,11 +183,10 @@ def _has_backward(eqn: Eqn) -> bool:
     return eqn.backward or any(inner.backward for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
 
-def _cut_around(
-    loop: Eqn, scan: Scan, inside: ShardedGraph, pairs: Sequence[tuple[Var, Var]], chosen: Sequence[Update]
-) -> list[Eqn]:
+def _cut_around(loop: Eqn, scan: Scan, inside: ShardedGraph, chosen: Sequence[Update]) -> list[Eqn]:
     """A loop with split updates in its body, with renames that split its carries before it and gather them after it."""
-    body, consts = rewrite_updates(inside, pairs, chosen), scan.consts
+    consts = scan.consts
+    body = rewrite_updates(inside, enumerate(inside.graph.ins[consts : consts + scan.carries]), chosen)
     ins, outs, before, after = list(loop.ins), list(loop.outs), list[Eqn](), list[Eqn]()
     for i, v in enumerate(body.ins):
         if not consts <= i < consts + scan.carries or v.dims == ins[i].dims:

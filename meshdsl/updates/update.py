@@ -106,6 +106,8 @@ def find_update(
     sums = tuple(pending_gradient.all())
     if not sums:
         raise CannotShardError(_why_no_sums(placed, out))
+    if out in sums:
+        raise CannotShardError("it is replaced by its gradient, so there is no update")
     pending = {placed.shardings[g].partial for g in sums}
     if len(pending) > 1:
         raise CannotShardError("its gradients are pending over different axes")

@@ -82,3 +82,11 @@ def test_rows_of_loops_are_stored_without_dims_of_local_size_1():
     text = compiled.lower(md.spec("t:3 batch:4 io:5")).as_text()
     loop = text[text.index("stablehlo.while") :]
     assert "tensor<3x5xf32>" in loop and "tensor<3x1x5xf32>" not in loop[: loop.index("stablehlo.return")]
+
+
+@pytest.mark.parametrize("donate", [(), (0, 1)])
+def test_a_program_whose_arguments_all_have_no_elements_runs(donate: tuple[int, ...]) -> None:
+    x, y = (md.zeros(dims, "float32") for dims in ("rows:0 cols:3", "rows:0"))
+    step = md.compile(lambda x, y: (md.sum(x) + md.sum(y) + 2, x * 2, y), "a:2", "rows:a", donate=donate)
+    total, *rest = step(x, y)
+    assert total.numpy() == 2 and [r.shape for r in rest] == [(0, 3), (0,)]

@@ -188,3 +188,25 @@ def test_overlap_skew_without_a_loop_is_refused() -> None:
         md.compile(lambda x, w: md.dot(x, w, "i"), "rows:4", "i:rows", overlap="skew", machine=MACHINE).program(
             md.spec("b:8 i:16"), md.spec("i:16 h:8")
         )
+
+
+def test_overlap_skew_shows_no_windows_of_the_shorter_arm_of_a_branch() -> None:
+    def arm(turns: int) -> Any:
+        def run(h: md.Tensor, u: md.Tensor) -> md.Tensor:
+            y, z = md.einsum(h, u, out="batch out"), md.einsum(h * 2, u, out="batch out")
+            for _ in range(turns):
+                y = md.tanh(y)
+            return md.sum(y) + md.sum(md.einsum(z, z, out="out"))
+
+        return run
+
+    def f(w: md.Tensor, u: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def layer(h: md.Tensor, w: md.Tensor) -> Any:
+            return md.einsum(md.einsum(h, w, out="batch hidden"), w, out="batch io"), None
+
+        h, _ = md.scan(layer, x, w, over="layer")
+        return md.cond(md.sum(x) > 0, arm(1), arm(3), h, u)
+
+    specs = md.spec("layer:3 io:1024 hidden:1024"), md.spec("io:1024 out:1024"), md.spec("batch:64 io:1024")
+    step = md.compile(f, "r:4", "io:r", overlap="skew", machine="h100")
+    assert step.program(*specs).collectives and step.overlap.windows

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -39,6 +40,20 @@ def test_a_step_in_stages_gives_the_results_of_one_device(seed: int):
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_ticks_with_one_loop_over_layers_give_the_results_of_one_device(seed: int):
     assert not judge(dataclasses.replace(draw(seed), overlap="paired"), devices=seed == 100)
+
+
+def test_an_update_between_two_pipelines_is_sharded_over_the_dims_of_both():
+    case = dataclasses.replace(CASE, stages=2, microbatches=4, axes="data:2", options=frozenset(), update="sharded")
+    step, (params, data) = step_of(case)
+
+    def twice(params: Any, data: Any) -> Any:
+        small = {name: p % 3.0 - 1.0 for name, p in step(params, data)[1].items()}
+        return step(small, data)
+
+    program = compiled(case, twice, [params, data]).program(params, data)
+    arrays = [x.numpy() for x in jax.tree.leaves([params, data])]
+    got, wanted = (md.simulate(one, *arrays) for one in (program, md.compile(twice, "", "").program(params, data)))
+    assert len(program.schedules) == 2 and all(map(np.array_equal, got, wanted))
 
 
 def text_of(schedule: Schedule) -> list[list[str]]:

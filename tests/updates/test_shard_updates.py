@@ -143,6 +143,22 @@ def test_steps_in_a_loop_gather_their_state_after_it() -> None:
     assert Counter(r.kind for r in after) == {"all_gather": 15, "all_reduce": 1}  # weights and moments; the losses
 
 
+def test_steps_in_a_loop_may_return_the_weights_of_each_step() -> None:
+    def steps(w: md.Tensor, last: md.Tensor, x: md.Tensor) -> Any:
+        def step(carry: Any, _: None) -> Any:
+            new = (carry[0] - md.grad(lambda w: md.sum(md.einsum(x, w, out="batch hidden")))(carry[0])) % 3.0
+            return (new, new), (new, md.sum(carry[1]))
+
+        return md.scan(step, (w, last), None, over=md.Dim("step", 3))
+
+    compiled = md.compile(steps, "x:4", "batch:x", weight_update="sharded")
+    w, x = (md.tensor(np.arange(16).reshape(4, 4) % 3.0, dims) for dims in ("io hidden", "batch io"))
+    results = md.simulate(compiled.program(w, w, x), w, w, x)
+    assert compiled.weight_update.decisions[0].sharded
+    for got, wanted in zip(results, jax.tree.leaves(steps(w, w, x)), strict=True):
+        np.testing.assert_array_equal(got, np.asarray(wanted))
+
+
 def test_accumulated_gradients_are_reduced_once() -> None:
     adam = OPTIMIZERS["adam"]()
 
@@ -161,6 +177,19 @@ def test_accumulated_gradients_are_reduced_once() -> None:
     assert difference(right, got) <= TOLERANCE
     scattered = [r for r in steps[1].program(*example("adam")).collectives if r.kind == "reduce_scatter"]
     assert [r.count for r in scattered] == [1] * 5
+
+
+def test_gradients_that_are_subtracted_one_by_one_are_scattered_each() -> None:
+    def step(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        first, second = (md.grad(lambda w, n=n: md.sum(md.einsum(x, w, out="batch hidden") ** n))(w) for n in (2, 3))
+        return w - first - second
+
+    compiled = md.compile(step, "x:4", "batch:x", weight_update="sharded")
+    shapes = {"io hidden": (4, 2), "batch io": (8, 4)}
+    args = [md.tensor(np.arange(n * m).reshape(n, m) % 3.0, dims) for dims, (n, m) in shapes.items()]
+    program = compiled.program(*args)
+    assert [record.kind for record in program.collectives] == ["all_gather", "reduce_scatter", "reduce_scatter"]
+    np.testing.assert_array_equal(md.simulate(program, *args)[0], step(*args).numpy())
 
 
 def test_weights_gathered_again_take_less_memory_and_change_nothing() -> None:
@@ -330,6 +359,10 @@ def test_nothing_to_shard_is_an_error_that_says_why() -> None:
     with pytest.raises(md.LayoutError, match="nothing to shard") as error:
         step.program(*workload.specs())
     assert "params/w: its gradient is not a sum over devices" in str(error.value)
+    gradients, (params, _, batch) = md.grad(workload.loss(workload.config)), workload.specs()
+    with pytest.raises(md.LayoutError, match="params/w: it is replaced by its gradient, so there is no update"):
+        md.compile(gradients, "x:8", "batch:x", weight_update="sharded").program(params, batch)
+    assert md.compile(gradients, "x:8", "batch:x", weight_update="auto").program(params, batch).collectives
 
 
 def test_results_can_be_read_and_given_back_whatever_their_storage() -> None:
