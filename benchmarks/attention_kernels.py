@@ -8,7 +8,8 @@ JSON line for each:
   blocks that a causal mask skips as computed.
 * `kernel_cycles`: for Pallas kernels, the instructions (bundles) that the compiler schedules for a pair of blocks,
   times the pairs that a device computes, forward and backward. Waiting for memory is not in them.
-* `peak`: the compiler's peak memory of one device in bytes; null if the program does not fit, with what it `needs`.
+* `peak_mb`: the compiler's peak memory of one device, beside the predicted one; it is left out if the program does not
+  fit, with the bytes that it `needs`.
 
 `--shipped` prints the bundles of JAX's own splash attention instead.
 """
@@ -98,9 +99,10 @@ def line(chip: str, length: int, name: str) -> dict[str, Any]:
         compilation = md.compile_for(TOPOLOGIES[chip], step.program(x, x, x))
         bundles = scheduled(folder, "attention_forward|attention_backward") if kernel == "pallas" else {}
     row: dict[str, Any] = {"figure": "tpu_compiler", "chip": chip, "length": length, "case": name}
-    row |= {"cycles": compilation.cycles, "peak": compilation.memory.peak if compilation.memory else None}
-    row |= {} if compilation.fits else {"needs": compilation.needed}
-    if kernel == "pallas":
+    row |= {"cycles": compilation.cycles} if compilation.cycles else {}
+    row["predicted_mb"] = step.cost(x, x, x, machine=f"tpu-{chip}").peak_bytes / 1e6
+    row |= {"peak_mb": compilation.memory.peak / 1e6} if compilation.memory else {"needs": compilation.needed}
+    if bundles:
         # a ring in zigzag order computes as many pairs of positions on each of four devices as heads split over them
         size = min(512, length // (2 * DEVICES)) if method == "ring" else 512
         ways = 1 if not layout else DEVICES

@@ -215,6 +215,34 @@ GROUPS = {
             "published": "{published_s:.2f}", "above": "{above:.0%}",
         },
     ),
+    "attention_tpu": Group(
+        "benchmarks.attention_kernels",
+        "{chip}.{length}.{case}",
+        {
+            "cycles": "{cycles:,}", "kernel": "{kernel_cycles:,}", "peak": "{peak_mb:,.0f}",
+            "predicted": "{predicted_mb:,.0f}", "forward": "{bundles[attention_forward]:,}",
+            "backward": "{bundles[attention_backward]:,}",
+        },
+    ),  # with a Python that has the extra `aot`
+    "windows": Group(
+        "benchmarks.tpu_windows",
+        "{chip}.{case}.{layers}.{overlap}",
+        {
+            "inside": "{inside}", "planned": "{planned}", "synchronous": "{synchronous}", "windows": "{windows}",
+            "cycles": "{cycles:,}",
+        },
+    ),  # the same; then with other layers and chips
+    "splash": Group(
+        "benchmarks.attention_kernels --shipped",
+        "{chip}.{length}",
+        {
+            "forward": "{bundles[splash_mha_fwd_residuals]:,}", "queries": "{bundles[splash_mha_dq]:,}",
+            "keys": "{bundles[splash_mha_dkv]:,}",
+        },
+    ),  # the same
+    "cpu": Group(
+        "benchmarks.moe_layer", "{model}.{layout}.{candidate}", {"ratio": "{cpu_ratio:.2f}"}
+    ),  # then of `halo`, `two_layer`, `language_model` and `sharded_update`
     "ranges": Group("tests.overlap.range_lengths", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),
 }  # fmt: skip
 

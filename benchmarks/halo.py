@@ -47,7 +47,7 @@ def main() -> int:
         print(json.dumps(line), flush=True)
     if args.rounds:
         calls = {name: (lambda run=run: jax.block_until_ready(run(*placed))) for name, (_, run) in programs.items()}
-        ratio.report(calls, args.rounds, model="halo")
+        ratio.report(calls, args.rounds, model="halo", layout="height")
     return 0 if agree else 1
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from weakref import WeakSet
 
 from .exact import exact
-from .graph import Eqn, G, Graph, Scan, Var
+from .graph import Cond, Eqn, G, Graph, Scan, Var
 from .op import Op
 
 
@@ -50,7 +50,8 @@ def dce(graph: G) -> G:
     for eqn in reversed(graph.eqns):
         if live.isdisjoint(eqn.outs) and not acts(eqn):
             continue
-        eqn = _without_unused_operands(_without_unused_rows(eqn, live).map_graphs(dce))
+        eqn = _without_unused_results(_without_unused_rows(eqn, live), live).map_graphs(dce)
+        eqn = _without_unread_operands(_without_unused_operands(eqn))
         eqns.append(eqn)
         live.update(eqn.ins)
     eqns.reverse()
@@ -113,6 +114,29 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
     body = body.replace(ins=tuple(body.ins[i] for i in used))
     eqn = eqn.replace(ins=tuple(eqn.ins[i] for i in used))
     return eqn.with_control(body=body, consts=sum(i < consts for i in used))
+
+
+def _without_unused_results(eqn: Eqn, live: set[Var]) -> Eqn:
+    """Remove a branch's unused results; keep all of one that only acts."""
+    used = [i for i, v in enumerate(eqn.outs) if v in live]
+    if not isinstance(eqn.control, Cond) or len(used) in (0, len(eqn.outs)):
+        return eqn
+    eqn = eqn.map_graphs(lambda graph: graph.replace(outs=_at(graph.outs, used)))
+    return eqn.replace(outs=_at(eqn.outs, used))
+
+
+def _without_unread_operands(eqn: Eqn) -> Eqn:
+    """Remove the operands that neither graph of a branch reads."""
+    branch = eqn.control
+    if not isinstance(branch, Cond):
+        return eqn
+    read = {v for graph in (branch.yes, branch.no) for inner in graph.eqns for v in inner.ins}
+    read.update(branch.yes.outs, branch.no.outs)
+    used = [i for i, pair in enumerate(zip(branch.yes.ins, branch.no.ins, strict=True)) if not read.isdisjoint(pair)]
+    if len(used) == len(branch.yes.ins):
+        return eqn
+    eqn = eqn.map_graphs(lambda graph: graph.replace(ins=_at(graph.ins, used)))
+    return eqn.replace(ins=(eqn.ins[0], *_at(eqn.ins[1:], used)))
 
 
 def cse(graph: G) -> G:

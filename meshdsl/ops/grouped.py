@@ -64,7 +64,7 @@ def _dot_kernel(c: Local, x: Any, w: Any, i: Any, *, by: Dim, over: Dim, dtype: 
     block, index = c.ins[1], c.ins[2]
     new, paired = _new(block.dims, index.dims, by, over), _paired(block.dims, index.dims)
     w = c.xp.transpose(w, [block.position(d) for d in (*paired, by, over, new)])
-    w = w.reshape(-1, *w.shape[-2:]) if paired else w
+    w = w.reshape(math.prod(w.shape[:-2]), *w.shape[-2:]) if paired else w  # any size may be 0
     groups = _groups(c, i, by, block.size(by), paired)
     y = c.xp.grouped_dot(_vectors(c, x, c.ins[0], index, over), w, groups, dtype)
     return y.reshape(*c.ins[2].sizes, block.size(new))

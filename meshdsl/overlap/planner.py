@@ -83,7 +83,7 @@ class Planner:
 
         One reduction of a stack cannot start before its last row; many have the latency of one each.
         """
-        by_row, stacked = unroll(program), unroll(program, math.inf)
+        by_row, stacked = unroll(program), self.combined(unroll(program, math.inf))
         candidates = [by_row, self.combined(by_row), stacked]
         counts = {len(one.collectives): one for one in reversed(candidates)}
         if len(counts) == 1:

@@ -141,7 +141,7 @@ def fastest_buckets(joined: Callable[[float], Program], machine: Machine, refine
     network, none = _network(machine, refined), joined(0)
     most = max((_latent_bytes(network, r.op.timed_as, r.axes) for r in none.collectives), default=0.0)
     programs = {
-        bucketed_tensors(program): program for program in (none, *(joined(most / part) for part in (256, 16, 1)))
+        bucketed_tensors(program): program for program in (none, *(joined(most / part) for part in (256, 16, 1, 0.25)))
     }
     if len(programs) == 1:
         return none

@@ -156,8 +156,8 @@ def shard(
 ) -> ShardedUpdates:
     """The graph with its weight updates sharded as requested; the same graph if no update is worth sharding.
 
-    A machine judges each update alone. Where the whole step takes longer so than with all of them sharded, or none, it
-    is that one.
+    A machine judges each update alone. Where the whole step, with its buckets, takes longer so than with all of them
+    sharded, or none, it is that one.
 
     Raises `LayoutError` for an illegal layout, and for "sharded" if no update can be sharded.
     """
@@ -189,7 +189,8 @@ def shard(
     ]
 
     def seconds(choice: ShardedUpdates) -> float:
-        return step_seconds(choice.program or program, machine, choice.refined)
+        bucketed = _bucketed(choice.program or program, request, machine, choice.refined)
+        return step_seconds(bucketed, machine, choice.refined)
 
     return min(*choices, whole, key=seconds)
 
@@ -234,15 +235,19 @@ def bucket(program: Program, request: WeightUpdate, machine: Machine | None, ref
     The limit is `request.bucket_bytes`. If a machine decides, it is the fastest of a few limits around the bytes that a
     collective sends in the time of its latency. Raises `NoEffectError` if a limit joins nothing.
     """
+    bucketed = _bucketed(program, request, machine, refined)
+    if request.bucket_bytes and not bucketed_tensors(bucketed):
+        raise NoEffectError(
+            f"bucket_bytes={request.bucket_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at "
+            "the step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
+            "  use a larger limit, or 0 for no buckets"
+        )
+    return bucketed
+
+
+def _bucketed(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:
     if request.bucket_bytes is not None:
-        bucketed = _below(program, request.bucket_bytes)
-        if request.bucket_bytes and not bucketed_tensors(bucketed):
-            raise NoEffectError(
-                f"bucket_bytes={request.bucket_bytes:g} joins nothing: no two tensors of fewer bytes are gathered at "
-                "the step's start, or scattered or reduced in its update, over the same axes and in one dtype\n"
-                "  use a larger limit, or 0 for no buckets"
-            )
-        return bucketed
+        return _below(program, request.bucket_bytes)
     if machine is None:
         return bucket_collectives(program)
     return fastest_buckets(lambda limit: _below(program, limit), machine, refined)

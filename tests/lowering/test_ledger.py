@@ -160,3 +160,19 @@ def test_an_update_in_place_moves_the_part_that_it_writes():
     inside = [line for line in lines if line.trips == 16]
     row = 256 * 4
     assert sum(line.hbm_bytes for line in inside) <= 3 * row + 64  # read, and written; of a stack of 64 rows
+
+
+def test_a_branch_states_no_sums_that_nobody_reads() -> None:
+    """JAX drops the operands that no branch reads, and the results that nothing reads, with all that they need."""
+
+    def both(x: md.Tensor, y: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        return md.sum(x, "a"), md.max(y, "a")
+
+    def f(x: md.Tensor, y: md.Tensor) -> md.Tensor:
+        unread = md.sum(x * y, "a")
+        return md.cond(md.sum(x) > 0, lambda x, y, _: both(x, y), lambda x, y, _: both(y, x), x, y, unread)[0]
+
+    step, types = md.compile(f, "rows:4", "a:rows"), (md.spec("a:8 b:3"), md.spec("a:8 b:3"))
+    program = step.program(*types)
+    cost_law(program, step.lower(*types).as_text())
+    assert len(program.collectives) == 1 + 2

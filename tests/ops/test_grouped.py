@@ -124,3 +124,10 @@ def test_grouped_dot_takes_integer_indices_and_floats() -> None:
         by_groups(x, w, md.cast(i, "float32"))
     with pytest.raises(md.ShapeError, match="multiplies floats, got int32"):
         by_groups(md.cast(x, "int32"), md.cast(w, "int32"), i)
+
+
+@pytest.mark.parametrize(("weight", "row"), [("expert:3 io:4 hidden:0", "io:4"), ("expert:3 io:0 hidden:4", "io:0")])
+def test_grouped_dot_of_empty_weights_under_vmap(weight: str, row: str) -> None:
+    x, w, i = md.zeros(f"own:2 token:5 {row}"), md.zeros(f"own:2 {weight}"), md.zeros("own:2 token:5", "int32")
+    out = md.vmap(lambda x, w, i: md.grouped_dot(x, w, i, by="expert", over="io"), over="own")(x, w, i)
+    assert out.numpy().shape == (2, 5, int(weight[-1])) and not out.numpy().any()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.models.transformer import lm
 from tests.stablehlo import cost_law
 from tests.updates.law import OPTIMIZERS, TOLERANCE, compiled_with, difference, loss, run
 from tests.updates.test_shard_updates import adam_mlp, example
@@ -135,6 +136,17 @@ def test_auto_joins_where_the_step_is_predicted_to_be_faster() -> None:
             seconds[limit] = step.cost(*workload.specs(), machine=on).seconds
         assert seconds[None] <= seconds[0]
     assert seconds[None] < seconds[0]
+
+
+def test_auto_compares_modes_with_their_buckets() -> None:
+    """Without buckets, the fastest choice is another one here."""
+
+    def seconds(**options: Any) -> float:
+        step = compiled_with(lm.train_step(), "x:16", "batch:x", **options)
+        return step.cost(*lm.specs(), machine="tpu-v5e").seconds
+
+    sharded = min(seconds(weight_update="sharded", bucket_bytes=size) for size in (2**20, 2**21, 2**23))
+    assert seconds(weight_update="auto", machine="tpu-v5e") <= sharded
 
 
 @pytest.mark.parametrize(
