@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from tests.together import ROOT
 
 from . import faults, holders, hostile, links, processes
 
@@ -138,7 +139,7 @@ def run_crash(folder: Path, seed: int, scale: float) -> None:
     began, kills = time.perf_counter(), max(1, round(60 * scale))
     run = subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.crash", str(kills), str(seed)],
-        cwd=processes.ROOT,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
