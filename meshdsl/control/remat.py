@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ShapeError
-from ..ir import Call, Eqn, Fuses, Graph, Linear, Op, Reduce, Var, silent
+from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, readers_of, silent
 from ..ops.dtypes import CAST
 from ..ops.reductions import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
@@ -82,14 +81,11 @@ def _may_communicate(graph: Graph) -> list[Var]:
 
 def _as_read(graph: Graph, values: Sequence[Var]) -> list[Var]:
     """These values; instead of one that is read only to be cast to a narrower dtype, the result of the cast."""
-    readers: dict[Var, list[Eqn]] = defaultdict(list)
-    for eqn in graph.eqns:
-        for v in eqn.ins:
-            readers[v].append(eqn)
+    readers = readers_of(graph)
 
     def read(v: Var) -> Var:
         now = v
-        while now not in graph.outs and len(readers[now]) == 1:
+        while now not in graph.outs and len(readers.get(now, ())) == 1:
             (eqn,) = readers[now]
             now = eqn.outs[0]
             if eqn.op is CAST:

@@ -20,14 +20,14 @@ SMALL = 2e-3  # fraction of a step: shorter kernels are not drawn
 COLUMNS = 360  # maximum columns of the memory profile; in a longer one, a column is the largest of several
 
 
-def time_bars(reports: Mapping[str, Report]) -> str:
-    """One bar per layout: the parts of its step, the likely interval, and the lower bound."""
+def time_bars(reports: Mapping[str, Report], mark: str = "lower bound") -> str:
+    """One bar per layout: the parts of its step, the likely interval, and the lower bound, titled `mark`."""
     names = [cut(name, 40) for name in reports]
     left, right = label_width(names) + 16, WIDTH - 84
     most = max(report.interval[1] for report in reports.values())
     scale = linear(0, most, left, right)
     swatches = [(f"part-{i}", PART_TITLES[part]) for i, part in enumerate(PARTS)]
-    marks = [("bound", "lower bound")] if any(report.lower_bound for report in reports.values()) else []
+    marks = [("bound", mark)] if any(report.lower_bound for report in reports.values()) else []
     legend_svg, top = legend([*swatches, *marks], 8, 2, WIDTH - 8)
     top += 8
     bottom = top + 40 * len(names) + 6
@@ -50,7 +50,7 @@ def time_bars(reports: Mapping[str, Report]) -> str:
         ends = (element("line", x1=x, x2=x, y1=y + 29, y2=y + 35, cls="interval") for x in (low, high))
         elements += [element("line", tip=tip, x1=low, x2=high, y1=y + 32, y2=y + 32, cls="interval"), *ends]
         bound = scale(report.lower_bound)
-        tip = f"lower bound: {seconds(report.lower_bound)}"
+        tip = f"{mark}: {seconds(report.lower_bound)}"
         if report.lower_bound:
             elements.append(element("line", tip=tip, x1=bound, x2=bound, y1=y - 3, y2=y + 29, cls="bound"))
         elements.append(text(max(high, scale(report.seconds)) + 8, y + 17, seconds(report.seconds), cls="strong"))
