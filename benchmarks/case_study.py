@@ -3,7 +3,7 @@
 For each case: the expert's public recipe as a plan, its predicted time beside the published one, and the best plan that
 `md.search` finds for the same model, batch and machine, starting from the recipe. One JSON line each; `--save` also
 writes them to a file. docs/case_study.md shows the file benchmarks/case_study.json (`--table`, `python
-docs/_ext/pictures.py`) and its numbers (`--numbers`); it was made with `--time-limit 300`.
+docs/_ext/pictures.py`) and its numbers (`--numbers`); it was made with `--time-limit 600`.
 """
 
 from __future__ import annotations
