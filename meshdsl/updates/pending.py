@@ -134,18 +134,23 @@ def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[
     readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
     readers.update(graph.outs)
     totals = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
-    constants = set[Var]()
+    constants = _constants(graph)
     for eqn in graph.eqns:
-        if constants.issuperset(eqn.ins):
-            constants.update(eqn.outs)
-        if eqn.operation.linear is Linear.JOINT and not all(x in constants or x in totals for x in eqn.ins):
-            continue
-        ours = [totals[x] for x in dict.fromkeys(eqn.ins) if x in totals]
-        if not ours or len(eqn.outs) != 1 or any(readers[x] > 1 for x in eqn.ins if x in totals):
+        read = [x for x in dict.fromkeys(eqn.ins) if x in totals]
+        adds_others = eqn.operation.linear is Linear.JOINT and not constants.issuperset({*eqn.ins}.difference(read))
+        if not read or adds_others or len(eqn.outs) != 1 or any(readers[x] > 1 for x in read):
             continue
         out = eqn.outs[0]
         if placed.is_pending(out) and set(out.dims) == set(sums[0].dims):
-            for x in dict.fromkeys(eqn.ins):
-                totals.pop(x, None)
+            ours = [totals.pop(x) for x in read]
             totals[out] = out if len(ours) > 1 else ours[0]
     return tuple(totals.values())
+
+
+def _constants(graph: Graph) -> set[Var]:
+    """The values that do not depend on an input."""
+    found = set[Var]()
+    for eqn in graph.eqns:
+        if found.issuperset(eqn.ins):
+            found.update(eqn.outs)
+    return found
