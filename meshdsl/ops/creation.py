@@ -47,7 +47,9 @@ def zeros(dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
     return full(dims, 0, dtype)
 
 
-EMPTY = Op(  # memory that nothing has written yet, for values that are overwritten before they are read
+# memory that nothing has written yet, for values that are overwritten before they are read; arrays of different
+# `number` are never merged, so that each can be written in place
+EMPTY = Op(
     "empty",
     type=lambda *, dtype, shape, number: Type(shape, dtype),
     kernel=lambda c, *, dtype, shape, number: c.xp.empty(c.outs[0].sizes, dtype),

@@ -159,7 +159,7 @@ def _close(code: str, start: int, last: str) -> int:
 
 @dataclass(frozen=True)
 class _Caller:
-    """What the callers of a computation say of the collectives inside it."""
+    """How often a computation runs, and whether its collectives start apart: from the instructions that call it."""
 
     trips: int = 1  # of all loops around it
     bounded: bool = True  # False if the trips of one of them are unknown
