@@ -92,19 +92,21 @@ def _decides(options: Options) -> Machine | None:
 
 
 def _pipeline(state: PassState, options: Options) -> PassState:
-    graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout, options.chunks)
-    program = None if schedules else state.program  # a search lowers layouts together, without pipelines
-    before = state if schedules else None
-    changes = {"graph": graph, "layout": layout, "schedules": schedules, "program": program}
-    return dataclasses.replace(state, **changes, without_pipelines=before)
+    piped = _in_ticks(state, options)
+    # without pipelines, the program stays: a search lowers layouts together
+    return dataclasses.replace(piped, without_pipelines=state) if piped.schedules else state
+
+
+def _in_ticks(state: PassState, options: Options, late: bool = False) -> PassState:
+    sharded = options.weight_update.mode != "replicated"
+    graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout, options.chunks, late, sharded)
+    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules, program=None)
 
 
 def _paired(state: PassState, options: Options) -> Program:
     """The program before its overlap is planned, with one loop over layers in the ticks of its pipelines."""
-    before = state.without_pipelines
-    assert before is not None
-    graph, layout, schedules = pipelined(before.graph, before.mesh, before.layout, options.chunks, late=True)
-    state = dataclasses.replace(before, graph=graph, layout=layout, schedules=schedules, program=None)
+    assert state.without_pipelines is not None
+    state = _in_ticks(state.without_pipelines, options, late=True)
     for each in TO_PROGRAM:
         state = each.run(state, options)
     assert state.program is not None

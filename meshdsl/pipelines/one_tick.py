@@ -188,7 +188,9 @@ class Pipe:
         block = chunk * self.stage.size + iota(self.stage)
         own = self._own(microbatch, block, consts, rows, {})
         numbers = {v: i for i, v in enumerate(loop.forward.outs[n:])}
-        written = Rows(self._first_row(tick), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)})
+        written = Rows(
+            self._first_row(tick - iota(self.stage)), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)}
+        )
         operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
         weights = self._weights(chunk, rows)
 
@@ -211,9 +213,9 @@ class Pipe:
         ]
         return dict(zip((*self.loop.forward.outs[:n], *self.collected), (*computed[:n], *complete), strict=True))
 
-    def _first_row(self, tick: Tensor) -> Tensor:
-        """The number in the ring of a tick's first row. Block q of n is read 2(n-1-q) ticks later."""
-        return tick % self.loop.schedule.slots * self.dims.stages.inner.size
+    def _first_row(self, number: Tensor) -> Tensor:
+        """The number in the ring of the first row of a unit of work."""
+        return self.loop.schedule.slot(number) * self.dims.stages.inner.size
 
     def between(self, tick: Tensor, every: range, computed: Sequence[Tensor]) -> tuple[list[Tensor], Sums]:
         """What the last stage's backward pass begins with, and the terms computed from its forward pass."""
@@ -272,7 +274,10 @@ class Pipe:
         own = self._own(microbatch, block, consts, [v for v in rows if v not in self.saved], crossing)
         carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
         rings = dict(zip(self.saved, ring, strict=True))
-        saved = Rows(self._first_row(tick + block * 2 + 1), {i: rings[v] for i, v in enumerate(rows) if v in rings})
+        first = self._first_row(
+            tick - schedule.delay + block * 2 - iota(self.stage)
+        )  # block q of n lives 2(n-1-q) ticks
+        saved = Rows(first, {i: rings[v] for i, v in enumerate(rows) if v in rings})
         added = Rows(chunk * stages.inner.size, {n: x for (kind, n), x in sums.items() if kind == "rows"})
         operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
         read = [saved, *self._weights(chunk, rows)]

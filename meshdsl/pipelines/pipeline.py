@@ -8,6 +8,7 @@ from ..dims import Dim
 from ..errors.no_effect import NoEffectError
 from ..ir import Eqn, Graph, Var, verify, walk
 from ..layouts import Layout, Mesh
+from ..passes.hoist import hoist_casts
 from ..passes.simplify import simplify
 from ..trace import location, trace
 from .find import Loop, find
@@ -18,17 +19,19 @@ from .ticks import run_ticks
 
 
 def pipelined(
-    graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1, late: bool = False
+    graph: Graph, mesh: Mesh, layout: Layout, chunks: int = 1, late: bool = False, sharded: bool = False
 ) -> tuple[Graph, Layout, tuple[Schedule, ...]]:
     """The graph with pipelines, the layout with their dims of stages, and their schedules.
 
     If `late`, backward passes begin a tick after the last forward pass, so that the forward and the backward pass of a
-    tick do not depend on each other, and run layer by layer in one loop.
+    tick do not depend on each other, and run layer by layer in one loop. If `sharded`, weights are gathered after their
+    updates; they are then cast once a step, before they are sent, as those of several chunks are.
 
     Raises `LayoutError`, with the user's line, for a loop over micro-batches whose layers are mapped to stages and that
     cannot run in stages; `NoEffectError` for chunks without a pipeline.
     """
-    found = [loop for eqn, _ in walk(graph) if (loop := find(eqn, mesh, layout, chunks, late)) is not None]
+    narrowed = hoist_casts(graph, graph.ins) if chunks > 1 or sharded else graph
+    found = [loop for eqn, _ in walk(narrowed) if (loop := find(eqn, mesh, layout, chunks, late)) is not None]
     if not found and chunks > 1:
         raise NoEffectError(
             f"chunks={chunks} has no effect: no loop over micro-batches has layers in pipeline stages\n"
@@ -36,7 +39,8 @@ def pipelined(
         )
     if not found:
         return graph, layout, ()
-    names = {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims} | set(layout.rules)
+    names = {d.name for eqn, _ in walk(narrowed) for v in (*eqn.ins, *eqn.outs) for d in v.dims}
+    names |= set(layout.rules)
     replaced: dict[Eqn, Graph] = {}
     schedules: list[Schedule] = []
     rules = dict(layout.rules)
@@ -47,7 +51,7 @@ def pipelined(
         types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
             replaced[loop.eqn] = trace(lambda *xs, loop=loop, dims=dims: run_ticks(loop, xs, dims), types)[0]
-    graph = simplify(verify(_with(graph, replaced), "pipeline"))
+    graph = simplify(verify(_with(narrowed, replaced), "pipeline"))
     return graph, Layout(rules, overrides=layout.overrides), tuple(schedules)
 
 

@@ -51,8 +51,26 @@ class Schedule:
 
     @property
     def slots(self) -> int:
-        """Slots of the ring of saved values: a tick writes its number modulo this."""
-        return self.delay + 1
+        """Slots of the ring of saved values."""
+        return self.delay + 1 if self.chunks == 1 else (self.chunks + 1) * self.stages
+
+    def slot(self, number: Any) -> Any:
+        """The slot in which a unit of work saves values until its backward pass, by its number (`unit`).
+
+        With chunks, the S units of a group and a chunk have a page of S slots. Units of chunk c of v live for about
+        2(v-c)S ticks, so chunk c has two pages in turn; chunk v-c uses each of them while it is free.
+
+        >>> schedule = Schedule(stages=2, microbatches=4, chunks=3)
+        >>> [schedule.slot(number) for number in range(12)]
+        [0, 1, 4, 5, 6, 7, 2, 3, 6, 7, 4, 5]
+        """
+        if self.chunks == 1:
+            return number % self.slots
+        s, v = self.stages, self.chunks
+        group, chunk = number // (s * v), number // s % v
+        second = 2 * chunk // (v + 1)  # 1 for chunks above v/2, which use the pages of chunk v - c
+        page = 2 * chunk - second * (4 * chunk - 2 * v) + (group + second) % 2
+        return (page - page // (v + 1)) * s + number % s  # chunk v/2 has one page
 
     @property
     def warm(self) -> int:

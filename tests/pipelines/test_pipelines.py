@@ -81,10 +81,12 @@ def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages
         for q, i in units:  # a message takes a tick, and arrives in the tick that reads it
             assert q == 0 or forward[q, i] == forward[q - 1, i] + 1
             assert backward[q, i] == (forward[q, i] + late if q == last else backward[q + 1, i] + 1)
-            slot = forward[q, i] % schedule.slots
-            assert slot == (backward[q, i] + 2 * q + 1) % schedule.slots  # as `ticks` reads it
-            overwritten = [t for t in range(forward[q, i] + 1, backward[q, i] + 1) if t % schedule.slots == slot]
-            assert not overwritten  # every stage writes its slot in every tick, in bubbles too
+            s = q % stages
+            number = backward[q, i] - schedule.delay + 2 * q - s  # as `one_tick` reads it
+            assert number == forward[q, i] - s and schedule.unit(number) == (i, q // stages)
+            assert 0 <= schedule.slot(number) < schedule.slots
+            later = range(forward[q, i] + 1, backward[q, i] + 1)  # every stage writes in every tick, in bubbles too
+            assert schedule.slot(number) not in {schedule.slot(t - s) for t in later}
         both = range(schedule.warm, schedule.warm + schedule.both)
         assert max(forward.values()) == both[-1] and min(backward.values()) == both[0]
         printed = Counter(unit for line in text_of(schedule) for unit in line)
