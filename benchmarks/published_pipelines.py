@@ -1,11 +1,13 @@
 """Pipelines of published sizes, predicted, beside published rates: python -m benchmarks.published_pipelines [CASE ...]
 
 Prints a JSON line per case: seconds to plan (trace to cost), the predicted step, MFU, share of exposed communication,
-bubble and memory of one device. MFU counts 6 FLOP for each parameter that a token uses, and no attention.
+bubble and memory of one device. MFU counts the FLOP of a token as Chowdhery et al. (2022, appendix B): 6 for each
+parameter that it uses, and those of attention.
 
 gpt3       GPT-3 175B on 1,536 A100 with TP 8 and PP 12, everything recomputed; published are 138 to 148 TFLOP/s, 44 to
            47 % (Narayanan et al., 2021), with recomputed FLOPs, as `hardware` counts
-llama3     Llama 3 405B on 16,384 H100 with TP 8 and PP 16; published are 400 TFLOP/s, 41 % (Llama team, 2024)
+llama3     Llama 3 405B on 16,384 H100 with TP 8 and PP 16; published are 400 TFLOP/s, 41 % (Llama team, 2024), without
+           recomputation; with one chunk that does not fit
 deepseek   DeepSeek-V3's sizes on 2,048 H100 and v5p
 scale      a Llama of 64 layers on 2,048 devices: seconds to trace, partition and lower
 small      four layers on four devices
@@ -29,10 +31,11 @@ EXPERTS = "layer:stages; batch:rows,cols; expert:rows,cols; vocab:stages"
 
 
 class Case(NamedTuple):
-    """A model with its parameters that a token uses, a machine with its peak, and a plan."""
+    """A model, its parameters that a token uses, the width of its heads together, a machine with its peak, a plan."""
 
     workload: md.Workload
     used: float
+    heads: int
     machine: str
     peak: float
     plan: md.Plan
@@ -46,23 +49,24 @@ DEEP = llama.replace(
 )
 GPT3 = "stages:12 rows:16 cols:8", f"layer:stages; batch:rows; {TENSOR}"
 LLAMA3 = "stages:16 rows:128 cols:8", f"layer:stages; batch:rows; length:cols; {TENSOR}", "sharded"
+SUMS = {"reduce_dtype": "bfloat16"}  # of products whose parts are on several devices, as these two were trained
 CASES: dict[str, list[Case]] = {
     "gpt3": [
-        Case(gpt3_175b, 174.6e9, "a100-dgx:compiled", 312e12, md.Plan(*GPT3, remat="full", microbatches=96, chunks=v),
-             "44 to 47 %", True)
+        Case(gpt3_175b.replace(**SUMS), 174.6e9, 12288, "a100-dgx:compiled", 312e12,
+             md.Plan(*GPT3, remat="full", microbatches=96, chunks=v), "44 to 47 %", True)
         for v in (1, 4)
     ],
     "llama3": [
-        Case(llama3_405b, 405e9, "h100:compiled,flash", 989e12,
-             md.Plan(*LLAMA3, remat="full", microbatches=16, chunks=v), "41 %")
-        for v in (1, 8)
+        Case(llama3_405b.replace(**SUMS), 405e9, 16384, "h100:compiled,flash", 989e12,
+             md.Plan(*LLAMA3, remat=remat, microbatches=16, chunks=v), "41 %")
+        for v, remat in ((1, "full"), (8, "none"))
     ],
     "deepseek": [
-        Case(deepseek_v3, 37e9, machine, peak,
+        Case(deepseek_v3, 37e9, 128 * (192 + 128) // 2, machine, peak,
              md.Plan("stages:16 rows:16 cols:8", EXPERTS, "sharded", microbatches=60))
         for machine, peak in (("h100:compiled,flash", 989e12), ("tpu-v5p:flash,overlap", 459e12))
     ],
-    "small": [Case(SMALL, 1e4, "tpu-v5e", 197e12, md.Plan("stages:4", "layer:stages", microbatches=4))],
+    "small": [Case(SMALL, 1e4, 16, "tpu-v5e", 197e12, md.Plan("stages:4", "layer:stages", microbatches=4))],
 }  # fmt: skip
 
 
@@ -75,7 +79,8 @@ def predicted(case: Case, overlap: str = "none") -> dict[str, object]:
     report = step.cost(*specs, machine=case.machine)
     config: Any = case.workload.config
     tokens = config.batch * config.length
-    flops = (8 if case.hardware else 6) * case.used * tokens
+    flops = (6 * case.used + 12 * config.layers * case.heads * config.length) * tokens
+    flops *= 4 / 3 if case.hardware else 1
     return {
         "machine": case.machine,
         "devices": case.plan.mesh.size,

@@ -17,7 +17,7 @@ SMALL = llama.replace(batch=16, length=8, vocab=32, layers=8, d_model=16, d_ff=3
 @pytest.mark.parametrize(
     ("mesh", "layout", "microbatches", "chunks"),
     [
-        ("rows:4", "batch:rows", 0, 1),
+        ("rows:4", "batch:rows", 1, 1),
         ("rows:4", "batch:rows", 2, 1),
         ("stages:2 rows:2", "layer:stages; batch:rows", 4, 1),
         ("stages:2 rows:2", "layer:stages; batch:rows", 4, 2),
@@ -28,8 +28,7 @@ def test_a_sharded_update_gathers_matrices_after_their_cast(
     mesh: str, layout: str, microbatches: int, chunks: int, remat: str
 ) -> None:
     work = SMALL.replace(compute_dtype="bfloat16")
-    sizes = {"microbatches": microbatches} if microbatches else {}
-    plan = md.Plan(mesh, layout, weight_update="sharded", remat=remat, chunks=chunks, **sizes)
+    plan = md.Plan(mesh, layout, weight_update="sharded", remat=remat, chunks=chunks, microbatches=microbatches)
     program = md.compile(work.train_step(), plan=plan).program(*work.specs())
     gathered = [r for r in program.collectives if r.kind == "all_gather" and "layer" in str(r.cause)]
     matrices = [r.dtype for r in gathered if "norm" not in str(r.cause)]

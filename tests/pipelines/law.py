@@ -31,7 +31,7 @@ from meshdsl.overlap.planner import Planner
 from meshdsl.pipelines import one_tick
 from tests.stablehlo import cost_law
 
-OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows")
+OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows", "narrow")
 MESHES = ("", "data:2", "cols:2", "data:2 cols:2")
 
 
@@ -124,6 +124,7 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
 
         def block(carry: Any, row: Any) -> Any:
             (x, total), (w, u, extra) = carry, row
+            w = md.cast(md.cast(w, "bfloat16"), "float64") if "narrow" in on else w
             h = act(md.einsum(x, w, out=[*x.dims[:1], hidden]))
             x = x + md.einsum(h, u, out=x.dims) * (mask if "mask" in on else 1)
             x = x + params["c"] * 2 if "closed" in on else x

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from ...control import KEEP
 from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
@@ -111,6 +112,12 @@ class PendingSums:
                 return True
 
     @cached_property
+    def needed(self) -> set[Var]:
+        """Values that a reader takes complete under any layout, so that all of their readers do."""
+        readers = ((v, eqn) for v, eqns in self.users.items() for eqn in eqns)
+        return {v for v, eqn in readers if not (self.may_stay_pending(eqn, v) or ignores(eqn, v))}
+
+    @cached_property
     def regions(self) -> dict[Var, SumRegion]:
         """The region of every value that can be pending under some layout."""
         regions: dict[Var, SumRegion] = {}
@@ -140,6 +147,11 @@ class PendingSums:
                 for v in through:
                     leader[find(v)] = find(eqn.outs[0])
         return {v: find(v) for v in leader}
+
+
+def ignores(eqn: Eqn, v: Var) -> bool:
+    """True if v is the stored operand of a `keep`, which reads the recomputed one instead."""
+    return eqn.op is KEEP and eqn.ins[1] is not v
 
 
 def _is_linear(eqn: Eqn, v: Var) -> bool:

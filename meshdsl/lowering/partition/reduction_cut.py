@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from ...control import KEEP
 from ...dims import Shape
 from ...ir import Eqn, Linear, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ..labels import labels_of, vanishing
-from .pending_sums import ADDITIONS, PendingSums, SumRegion
+from .pending_sums import ADDITIONS, PendingSums, SumRegion, ignores
 
 AxisSet = frozenset[str]
 NONE: AxisSet = frozenset()
@@ -97,7 +96,7 @@ class ReductionCut:
     def _needed(self, v: Var) -> bool:
         if self.sums.body is None and v in self.sums.graph.outs:
             return True
-        return any(v not in self.through[eqn] for eqn in self.sums.users.get(v, ()) if not _ignores(eqn, v))
+        return any(v not in self.through[eqn] for eqn in self.sums.users.get(v, ()) if not ignores(eqn, v))
 
     def _leaves_body(self) -> Iterator[tuple[int, Var, int]]:
         """The results of a loop body that may leave it pending: (number, value, price per trip of reducing it
@@ -119,6 +118,7 @@ class ReductionCut:
     def _through(self, eqn: Eqn) -> tuple[Var, ...]:
         """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
         can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and self.sums.may_stay_pending(eqn, v)]
+        can = [v for v in can if v not in self.sums.needed]
         if not can:
             return ()
         if eqn.operation.linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES, Linear.UPDATE):
@@ -192,8 +192,3 @@ class ReductionCut:
         left = n // scattered
         sent = (scattered - 1) / scattered * size + 2 * (left - 1) / left * (size / scattered)
         return int(UNIT * (sent + 1))
-
-
-def _ignores(eqn: Eqn, v: Var) -> bool:
-    """True if v is the stored operand of a `keep`, which reads the recomputed one instead."""
-    return eqn.op is KEEP and eqn.ins[1] is not v
