@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.ir.min_cut import FlowGraph
+from meshdsl.models.gpt2 import gpt2
 from meshdsl.models.transformer import lm
 from tests.lowering.gspmd_law import SLACK, cases, gspmd_bytes, our_bytes
 from tests.lowering.test_program import sent
@@ -90,6 +91,15 @@ def test_demand_stacks_residuals_complete_where_the_loop_needs_them_complete() -
     weight = spec("layer:3 model:16 d_ff:64")
     args = spec("batch:8 model:16"), weight, weight, spec("layer:3 d_ff:64 model:16")
     assert sent(step, "cols:4", "model:cols", *args) == ["all_reduce(sum) over cols [8, 64] x3"] * 3
+
+
+def test_demand_reduces_the_bias_of_a_norm_once_though_its_cotangent_is_also_a_pending_sum() -> None:
+    """The cotangent is pending over `cols`, its sum over the batch over `rows` too; products need it complete."""
+    small = gpt2.replace(layers=4, batch=16, length=8, vocab=32, d_model=16, heads=2, d_ff=32, positions=8)
+    work = small.replace(compute_dtype="bfloat16", reduce_dtype="bfloat16")
+    step = md.compile(work.train_step(), "rows:2 cols:2", "batch:rows; heads:cols; d_ff:cols", microbatches=4)
+    over_rows = [record for record in step.program(*work.specs()).collectives if record.axes == ("rows",)]
+    assert over_rows and {record.count for record in over_rows} == {1}
 
 
 def test_demand_adds_pending_sums_and_reduces_their_total() -> None:
