@@ -7,7 +7,8 @@ parameter that it uses, and those of attention.
 gpt3       GPT-3 175B on 1,536 A100 with TP 8 and PP 12, everything recomputed; published are 138 to 148 TFLOP/s, 44 to
            47 % (Narayanan et al., 2021), with recomputed FLOPs, as `hardware` counts
 llama3     Llama 3 405B on 16,384 H100 with TP 8 and PP 16; published are 400 TFLOP/s, 41 % (Llama team, 2024), without
-           recomputation; with one chunk that does not fit
+           recomputation, which with one chunk does not fit, and with a layer less on the first and the last stage;
+           here all stages have the same layers and share the vocabulary
 deepseek   DeepSeek-V3's sizes on 2,048 H100 and v5p
 scale      a Llama of 64 layers on 2,048 devices: seconds to trace, partition and lower
 small      four layers on four devices
@@ -26,7 +27,7 @@ from meshdsl.models.deepseek import deepseek_v3
 from meshdsl.models.gpt2 import gpt3_175b
 from meshdsl.models.llama import llama, llama3_405b
 
-TENSOR = "heads:cols; d_ff:cols; vocab:cols"
+TENSOR = "heads:cols; d_ff:cols"
 EXPERTS = "layer:stages; batch:rows,cols; expert:rows,cols; vocab:stages"
 
 
@@ -47,8 +48,8 @@ SMALL = llama.replace(batch=16, length=8, vocab=32, layers=4, d_model=16, d_ff=3
 DEEP = llama.replace(
     batch=1024, length=512, vocab=4096, layers=64, d_model=1024, query_heads=8, heads=8, d_head=128, d_ff=4096
 )
-GPT3 = "stages:12 rows:16 cols:8", f"layer:stages; batch:rows; {TENSOR}"
-LLAMA3 = "stages:16 rows:128 cols:8", f"layer:stages; batch:rows; length:cols; {TENSOR}", "sharded"
+GPT3 = "stages:12 rows:16 cols:8", f"layer:stages; batch:rows; {TENSOR}; vocab:cols"
+LLAMA3 = "stages:16 rows:128 cols:8", f"layer:stages; batch:rows; length:cols; {TENSOR}; vocab:stages,cols", "sharded"
 SUMS = {"reduce_dtype": "bfloat16"}  # of products whose parts are on several devices, as these two were trained
 CASES: dict[str, list[Case]] = {
     "gpt3": [
@@ -98,7 +99,7 @@ def predicted(case: Case, overlap: str = "none") -> dict[str, object]:
 
 def scale() -> dict[str, object]:
     """Seconds of each stage for 64 layers on 2,048 devices."""
-    plan = md.Plan("stages:16 rows:16 cols:8", f"layer:stages; batch:rows; {TENSOR}", microbatches=64)
+    plan = md.Plan("stages:16 rows:16 cols:8", f"layer:stages; batch:rows; {TENSOR}; vocab:cols", microbatches=64)
     step, specs = md.compile(DEEP.train_step(), plan=plan, donate=(0, 1)), DEEP.specs()
     marks = [time.perf_counter()]
     for stage in (step.graph, step.program, step.lower):
