@@ -3,6 +3,10 @@
 A stage without a micro-batch, before its first and after its last one, computes what nobody reads; only what is added
 to a sum is masked. A value of one micro-batch that several stages read at different ticks, such as a mask, is computed
 by each of them from the rows of the batch, which all of them store.
+
+Products before the layers, such as layers of another kind or an encoder, are spread: once in as many ticks as there are
+stages, each stage computes them for one micro-batch, whose values then go to the first stage, one in each tick. Their
+gradients are computed in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 from ..control import cond
 from ..control.batching import batched
 from ..dims import Dim
-from ..ir import Graph, Type, Var
+from ..ir import Graph, Product, Type, Var, walk
 from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
@@ -47,7 +51,6 @@ class Dims:
     stages: StageDims
     slot: Dim
     ticks: tuple[Dim, Dim, Dim]  # of forward passes, of both, of backward passes
-    shared: bool  # whether the layout splits other dims over the stages too, for example the vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,17 +118,31 @@ class Pipe:
         """The rows of a micro-batch, by its number; with the dim `stage` if each stage has its own number."""
         number = maximum(minimum(number, self.loop.schedule.microbatches - 1), 0)
         loop = loop_of(self.loop.eqn)
-        return [take(x, number, loop.dim) for x in loop.inputs(self.ins)[2]]
+        return [by_stage(take(x, number, loop.dim), self.dims.stages) for x in loop.inputs(self.ins)[2]]
 
-    def before_forward(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The ring and the carries of the forward loop before the first tick."""
+    def before_forward(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The ring, the carries of the forward loop, and what each stage computed, before the first tick."""
         stage, inner = self.stage, self.dims.stages.inner
         slot = Dim(self.dims.slot.name, self.dims.slot.size * inner.size)
         ring = [
             bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:]), number=i) for i, v in enumerate(self.saved)
         ]
         forward = [_filled((stage, *v.dims), v) for v in operands_of(self.loop.forward)[1]]
-        return ring, [*forward, *(_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected)]
+        collected = [_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected]
+        computed = [*forward, *collected]
+        return ring, [*computed, *(forward if self.spread else ())], computed
+
+    @cached_property
+    def _entering_graph(self) -> Graph:
+        """What the first layer takes, from constants and rows of the body."""
+        return values(self.loop.body, [*self.given[0], *self.given[1]], operands_of(self.loop.forward)[1])
+
+    @cached_property
+    def spread(self) -> bool:
+        """True if there are products before the layers; with several chunks, they run once a micro-batch anyway."""
+        graphs = self._entering_graph, self._after(self._between_values)
+        products = [eqn for one in graphs for eqn, _ in walk(one) if eqn.operation.product is not Product.NONE]
+        return bool(products) and self.loop.schedule.chunks == 1
 
     @cached_property
     def _every(self) -> Dim:
@@ -149,18 +166,19 @@ class Pipe:
             sums |= {("carry", n): self._zeros(carries[n].dims, carries[n]) for n in terms.carries}
             if terms.between or terms.after:
                 sums["terms", i] = zeros_like(self.loop.eqn.outs[i].type)
-        return [_filled((self.stage, *v.dims), v) for v in states], sums
+        carried = [_filled((self.stage, *v.dims), v) for v in states]
+        return [*carried, *(carried if self.spread else ())], sums
 
     def _zeros(self, dims: Sequence[Dim], like: Var) -> Tensor:
         return zeros_like(Type((self.stage, *dims), like.dtype))
 
     def _in_ticks(self, tick: Tensor, every: range, needed: Callable[[Any], Any], f: Callable[[], Any]) -> Any:
-        """f(), of tensors; with chunks, only in the ticks of a loop that need it, and zeros in others.
+        """f(), of tensors; with chunks, or if spread, only in the ticks of a loop that need it, and zeros in others.
 
         All devices are in the same tick, so all take the same branch.
         """
         frequency = len([number for number in every if needed(number)]) / len(every)
-        if self.dims.stages.chunks == 1 or frequency == 1:
+        if frequency == 1 or not (self.spread or self.dims.stages.chunks > 1):
             return f()
         graph, held, results = trace(f, [])
         zeros = [zeros_like(v.type) for v in graph.outs]
@@ -173,15 +191,17 @@ class Pipe:
         """The loop over layers, and a function of its results, which returns the ring, the carries for the next tick,
         and what each stage computed."""
         loop, n = self.loop, loop_of(self.loop.forward).carries
-        consts, carries, rows = operands_of(loop.forward)
-        first = values(loop.body, [*self.given[0], *self.given[1]], carries)
-        known = self.ins[: len(self.given[0])]
-        entering = self._in_ticks(
-            tick,
-            every,
-            lambda number: (loop.schedule.unit(number)[1] == 0) & (number < loop.schedule.units),
-            lambda: evaluate(first, [*known, *self.row(self.unit(tick)[0])]),
-        )
+        consts, _, rows = operands_of(loop.forward)
+        state, ahead = state[: n + len(self.collected)], state[n + len(self.collected) :]
+        if self.spread:
+            entering = ahead = self._ahead(tick, every, ahead)
+        else:
+            entering = self._in_ticks(
+                tick,
+                every,
+                lambda number: (loop.schedule.unit(number)[1] == 0) & (number < loop.schedule.units),
+                lambda: self._entering(self.unit(tick)[0]),
+            )
         is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
         microbatch, chunk = self.unit(tick - iota(self.stage))
@@ -199,14 +219,40 @@ class Pipe:
             by_row = {v: new_rows[i] for v, i in numbers.items()}
             here = broadcast(block, (self.stage, self._every)) == iota(self._every)
             collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
-            return ring, self._moved((*after, *collected), 1), [*after, *collected]
+            return ring, [*self._moved((*after, *collected), 1), *ahead], [*after, *collected]
 
         return StageLoop(loop.forward, operands, block, read=weights, written=written), results
+
+    def _entering(self, number: Tensor) -> list[Tensor]:
+        """What the first layer takes of a micro-batch; with the dim `stage` if each stage has its own number."""
+        known = [*self.ins[: len(self.given[0])], *self.row(number)]
+        return self._results(self._entering_graph, known, self.stage in number.dims)
+
+    def _results(self, graph: Graph, known: Sequence[Tensor], each: bool) -> list[Tensor]:
+        """The results of a graph, of all stages or of each of them."""
+        if not each:
+            return evaluate(graph, known)
+        found = batched(graph, known, self.stage, lambda x: by_stage(x, self.dims.stages))
+        return [staged(x, self.stage) for x in found]
+
+    def _ahead(self, tick: Tensor, every: range, ahead: list[Tensor]) -> list[Tensor]:
+        """What enters the first stage: each stage computes one micro-batch, then all go one stage towards the first."""
+
+        def first(number: Any) -> Any:
+            return (number % self.stage.size == 0) & (number < self.loop.schedule.units)
+
+        frequency = len([number for number in every if first(number)]) / len(every)
+        return cond(
+            first(tick),
+            lambda: self._entering(tick + iota(self.stage)),
+            lambda: [roll(x, self.stage, -1) for x in ahead],
+            frequency=frequency,
+        )
 
     def _last(self, computed: Sequence[Tensor]) -> dict[Var, Tensor]:
         """The results of the last stage's forward pass, from what each stage computed."""
         stages, n = self.dims.stages, loop_of(self.loop.forward).carries
-        if self.dims.shared:  # all stages compute a part of what comes between the loops; otherwise the last one
+        if self.dims.stages.beside:  # all stages compute a part of what comes between the loops; otherwise the last one
             computed = [of_stage(x, self.stage, self.stage.size - 1) for x in computed]
         complete = [
             stacked_again(x, StageDims(stages.layer, self._every, stages.inner, stages.inner)) for x in computed[n:]
@@ -238,7 +284,7 @@ class Pipe:
         last_stage = self.stage.size - 1
         return found[:entering], {
             key: total_of(xs)
-            if self.dims.shared
+            if self.dims.stages.beside
             else of_stage(staged(total_of(xs), self.stage), self.stage, last_stage)
             for key, xs in sums.items()
             if xs
@@ -259,6 +305,8 @@ class Pipe:
         `entering` goes into the last stage. If the loss is late, messages are sent after the loop, beside it.
         """
         loop, schedule, stages = self.loop, self.loop.schedule, self.dims.stages
+        sent = len(loop.shipped) + len(self.crossing)
+        state, behind = state[:sent], state[sent:]
         state = state if schedule.late else self._moved(state, -1)
         number = tick - schedule.delay + iota(self.stage) + schedule.turn
         microbatch, turn = self.unit(number)
@@ -274,10 +322,8 @@ class Pipe:
         own = self._own(microbatch, block, consts, [v for v in rows if v not in self.saved], crossing)
         carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
         rings = dict(zip(self.saved, ring, strict=True))
-        first = self._first_row(
-            tick - schedule.delay + block * 2 - iota(self.stage)
-        )  # block q of n lives 2(n-1-q) ticks
-        saved = Rows(first, {i: rings[v] for i, v in enumerate(rows) if v in rings})
+        forward = tick - schedule.delay + block * 2 - iota(self.stage)  # block q of n lives 2(n-1-q) ticks
+        saved = Rows(self._first_row(forward), {i: rings[v] for i, v in enumerate(rows) if v in rings})
         added = Rows(chunk * stages.inner.size, {n: x for (kind, n), x in sums.items() if kind == "rows"})
         operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
         read = [saved, *self._weights(chunk, rows)]
@@ -287,8 +333,12 @@ class Pipe:
             with_rows = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
             more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
             computed = [*(after[i] for i in loop.shipped), *crossing.values()]
-            more |= self._after_terms(tick, every, computed)
-            return self._moved(computed, -1) if schedule.late else computed, with_rows, more
+            now: list[Tensor] = []
+            if self.spread:
+                moved = [roll(x, self.stage, 1) for x in behind]
+                now = [where(iota(self.stage) == 0, x, old) for x, old in zip(computed, moved, strict=True)]
+            more |= self._after_terms(tick, every, now or computed)
+            return [*(self._moved(computed, -1) if schedule.late else computed), *now], with_rows, more
 
         return StageLoop(loop.backward, operands, block, read=read, added=added, valid=valid), results
 
@@ -302,25 +352,39 @@ class Pipe:
         return [Rows(chunk * self.dims.stages.inner.size, stacks)] if self.dims.stages.chunks > 1 and stacks else []
 
     def _after_terms(self, tick: Tensor, every: range, state: list[Tensor]) -> Sums:
-        """The terms that the first stage's micro-batch adds, whose backward pass is complete."""
-        schedule = self.loop.schedule
+        """The terms that the first stage's micro-batch adds, whose backward pass is complete.
+
+        Spread terms are those of the last micro-batches: stage s has the one that was the first stage's s ticks ago.
+        """
+        schedule, stages = self.loop.schedule, self.stage.size
         later = schedule.delay - schedule.turn
+        microbatch = self.unit(tick - later)[0]
 
         def real(number: Any) -> Any:
             return (number >= later) & (schedule.unit(number - later)[1] == schedule.chunks - 1)
 
+        def complete(number: Any) -> Any:
+            return real(number) & (((number - later) % stages == stages - 1) | (number - later == schedule.units - 1))
+
         if not any(each.after for each in self.loop.terms):
             return {}
-        found = self._in_ticks(tick, every, real, lambda: self._after_rows(self.row(self.unit(tick - later)[0]), state))
-        return {key: where(real(tick), x, 0) for key, x in found.items()}
+        if not self.spread:
+            ends = self._in_ticks(
+                tick, every, real, lambda: self._after_rows(microbatch, [of_stage(x, self.stage, 0) for x in state])
+            )
+            return {key: where(real(tick), x, 0) for key, x in ends.items()}
+        number = microbatch - iota(self.stage)
+        new = complete(tick) & (number >= microbatch // stages * stages)
+        found = self._in_ticks(tick, every, complete, lambda: self._after_rows(number, state))
+        return {key: sum(where(new, x, 0), self.stage) for key, x in found.items()}
 
-    def _after_rows(self, rows: Sequence[Tensor], state: list[Tensor]) -> Sums:
-        ends = [of_stage(x, self.stage, 0) for x in state]
+    def _after_rows(self, number: Tensor, state: list[Tensor]) -> Sums:
+        """The terms after the layers of a micro-batch; with the dim `stage` if each stage has its own number."""
         carries = self.loop.backward.outs
-        named = dict(zip([*(carries[i] for i in self.loop.shipped), *self.crossing], ends, strict=True))
-        consts, graph = self.ins[: len(self.given[0])], self._after(self._between_values)
+        named = dict(zip([*(carries[i] for i in self.loop.shipped), *self.crossing], state, strict=True))
+        consts, rows, graph = self.ins[: len(self.given[0])], self.row(number), self._after(self._between_values)
         known = [*consts, *rows, *(named.get(v) for v in graph.ins[len(consts) + len(rows) :])]
-        found = iter(evaluate(*_without_missing(graph, known)))
+        found = iter(self._results(*_without_missing(graph, known), self.stage in number.dims))
         sums = {("terms", i): [next(found) for _ in each.after] for i, each in enumerate(self.loop.terms)}
         return {key: total_of(xs) for key, xs in sums.items() if xs}
 
@@ -332,8 +396,7 @@ class Pipe:
         own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE]
         given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
         graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
-        found = batched(graph, given, self.stage, lambda x: by_stage(x, stages))
-        computed = {v: staged(x, self.stage) for v, x in zip(own, found, strict=True)}
+        computed = dict(zip(own, self._results(graph, given, each=True), strict=True))
         rows = [v for v in rows if stages.chunks == 1 or v not in self.fixed_layers]
 
         def layers(v: Var) -> Tensor:

@@ -67,12 +67,13 @@ def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
     schedule = loop.schedule
     inner = fresh(f"{loop.dim.name}_of_stage", -(-loop.dim.size // (schedule.stages * schedule.chunks)))
     own = fresh(f"{loop.dim.name}_row", schedule.chunks * inner.size)
-    stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner, own)
+    others = {d.name for eqn, _ in walk(loop.body) for v in (*eqn.ins, *eqn.outs) for d in v.dims} - {loop.dim.name}
+    axes = set(layout.axes(loop.dim.name))
+    beside = frozenset(name for name in others if not axes.isdisjoint(layout.axes(name)))
+    stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner, own, beside)
     ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.both, schedule.warm), strict=True)
     a, b, c = (fresh(name, size) for name, size in ticks)
-    others = {d.name for eqn, _ in walk(loop.body) for v in (*eqn.ins, *eqn.outs) for d in v.dims} - {loop.dim.name}
-    shared = any(not set(layout.axes(loop.dim.name)).isdisjoint(layout.axes(name)) for name in others)
-    return Dims(stages, fresh("slot", schedule.slots), (a, b, c), shared)
+    return Dims(stages, fresh("slot", schedule.slots), (a, b, c))
 
 
 def _with(graph: Graph, replaced: dict[Eqn, Graph]) -> Graph:

@@ -34,6 +34,9 @@ class StageDims:
     stage: Dim
     inner: Dim  # layers of one block
     own: Dim  # layers of one stage
+    beside: frozenset[str] = (
+        frozenset()
+    )  # other dims that the layout maps to axes of the stages, such as the vocabulary
 
     @property
     def chunks(self) -> int:
@@ -71,8 +74,9 @@ def own_layers(x: Tensor, dims: StageDims, block: Tensor) -> Tensor:
 
 
 def by_stage(x: Tensor, dims: StageDims) -> Tensor:
-    """x, sharded by stages if it also has the dim of the layers, which the layout maps to the same axes."""
-    return prefer(x, dims.stage) if dims.stage in x.dims and dims.layer.name in [d.name for d in x.dims] else x
+    """x, sharded by stages if it also has a dim that the layout maps to the same axes, such as that of the layers."""
+    others = {dims.layer.name, *dims.beside}.intersection(d.name for d in x.dims)
+    return prefer(x, dims.stage) if dims.stage in x.dims and others else x
 
 
 def stacked_again(x: Tensor, dims: StageDims) -> Tensor:

@@ -54,8 +54,8 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
         backward, sums, terms = after(run_stages(loop, dims.stages)[0])
         return (backward, _added(sums, terms)), None
 
-    ring, forward = pipe.before_forward()
-    (ring, forward, computed), _ = scan(fill, (ring, forward, forward), ticks[0], over=dims.ticks[0])
+    ring, forward, computed = pipe.before_forward()
+    (ring, forward, computed), _ = scan(fill, (ring, forward, computed), ticks[0], over=dims.ticks[0])
     backward, sums = pipe.before_backward()
     entering: list[Tensor] | None = None
     if schedule.late:

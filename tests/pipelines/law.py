@@ -31,7 +31,7 @@ from meshdsl.overlap.planner import Planner
 from meshdsl.pipelines import one_tick
 from tests.stablehlo import cost_law
 
-OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows", "narrow")
+OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows", "narrow", "stem")
 MESHES = ("", "data:2", "cols:2", "data:2 cols:2")
 
 
@@ -111,12 +111,16 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
         return md.tensor(values.astype("float64"), dims)
 
     params = {"w": tensor(layer, wide, hidden), "u": tensor(layer, hidden, wide), "e": tensor(vocab, wide)}
+    params |= {"s": tensor(wide, hidden), "r": tensor(hidden, wide)}
     params |= {"c": tensor(wide), "b": tensor(wide), "o": tensor(wide, vocab)}
     tokens = md.tensor(rng.integers(0, 5, [batch.size]), [batch])
     data = {"tokens": tokens, "y": tensor(batch, wide), "t": tensor(batch, vocab)}
 
     def loss(params: Any, part: Any) -> md.Tensor:
         x = first = md.take(params["e"], part["tokens"], "vocab") + (part["y"] if "reads_rows" in on else 0)
+        if "stem" in on:
+            h = act(md.einsum(x, params["s"], out=[*x.dims[:1], hidden]))
+            x = x + md.einsum(h, params["r"], out=x.dims)
         bias = params["b"] * 2 if "bias" in on else None  # computed from a parameter, read by every layer
         mask = md.cast(part["tokens"] != 0, "float64")
         numbers = md.cast(md.iota(layer), "float64")

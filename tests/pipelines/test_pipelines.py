@@ -21,6 +21,7 @@ from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
+from meshdsl.ops.contraction import EINSUM
 from meshdsl.ops.creation import EMPTY
 from meshdsl.overlap.planner import Planner
 from meshdsl.pipelines import Schedule, one_tick, pipeline, stages
@@ -29,6 +30,7 @@ from tests.pipelines.law import Case, compiled, draw, judge, paired_ticks, step_
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)
 CASE = Case(3, 5, 4, "", frozenset({"aux", "tied", "mask", "skip"}), True, False, "replicated", "none", False, False, 5)
+STEM = dataclasses.replace(CASE, options=CASE.options | {"stem"})
 CHUNKED = Case(2, 4, 4, "", frozenset({"tied"}), True, False, "replicated", "none", False, False, 5, 2)
 
 
@@ -92,6 +94,19 @@ def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages
         assert printed == Counter(dict.fromkeys(each, stages))
         busy = sum(len(line) for line in text_of(schedule)) / (2 * stages * (microbatches * chunks + stages - 1))
         assert busy == pytest.approx(1 - schedule.bubble)
+
+
+@pytest.mark.parametrize(("microbatches", "overlap"), [(8, "none"), (10, "none"), (5, "paired")])
+def test_products_before_the_layers_run_on_each_stage_for_its_share_of_the_micro_batches(
+    microbatches: int, overlap: str
+):
+    case = dataclasses.replace(CASE, stages=4, layers=4, microbatches=microbatches, overlap=overlap)
+    cases = case, dataclasses.replace(case, options=case.options | {"stem"})
+    assert not judge(cases[1])
+    programs = [compiled(each, *step_of(each)).program(*step_of(each)[1]) for each in cases]
+    products = [sum(count for eqn, count in walk(one) if eqn.op is EINSUM) for one in programs]
+    shares = -(-microbatches // 4)  # the two products of a forward pass; backward, one of them again and four more
+    assert products[1] - products[0] == pytest.approx(shares * (2 + 5))
 
 
 @pytest.mark.parametrize("update", ["replicated", "sharded"])
@@ -166,6 +181,9 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     ),
     "a mask early": (Pipe, "_real", lambda f: lambda self, number: f(self, number + 1)),
     "a mask late": (Pipe, "_real", lambda f: lambda self, number: f(self, number - 1)),
+    "a share late": (Pipe, "_entering", lambda f: lambda self, number: f(self, number - 1)),
+    "a share of gradients late": (Pipe, "_after_rows", lambda f: lambda self, number, xs: f(self, number - 1, xs)),
+    "a page late": (Schedule, "slot", lambda f: lambda self, number: f(self, number % 4)),
     "a row late": (Pipe, "row", lambda f: lambda self, number: f(self, number - 1)),
 }
 
@@ -238,7 +256,7 @@ def test_mutants_are_noticed(name: str):
     owner, attribute, change = MUTANTS[name]
     changed = change if attribute == "shift" else change(getattr(owner, attribute))
     with mock.patch.object(owner, attribute, changed):
-        assert "differs" in judge(CHUNKED if name == "a chunk late" else CASE)
+        assert "differs" in judge(dict.fromkeys(("a chunk late", "a page late"), CHUNKED).get(name, STEM))
 
 
 @pytest.mark.parametrize(("tied", "mesh", "layout"), [
