@@ -4,9 +4,9 @@ A stage without a micro-batch, before its first and after its last one, computes
 to a sum is masked. A value of one micro-batch that several stages read at different ticks, such as a mask, is computed
 by each of them from the rows of the batch, which all of them store.
 
-Products before the layers, such as layers of another kind or an encoder, are spread: once in as many ticks as there are
-stages, each stage computes them for one micro-batch, whose values then go to the first stage, one in each tick. Their
-gradients are computed in the same way.
+Products whose results enter the first layer, such as layers of another kind, are spread: once in as many ticks as there
+are stages, each stage computes them for one micro-batch. Their results go to the first stage, one in each tick, and
+their gradients are computed in the same way.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Pipe:
 
     @cached_property
     def spread(self) -> bool:
-        """True if there are products before the layers; with several chunks, they run once a micro-batch anyway."""
+        """True if products come before the layers; with several chunks, they run once a micro-batch anyway."""
         graphs = self._entering_graph, self._after(self._between_values)
         products = [eqn for one in graphs for eqn, _ in walk(one) if eqn.operation.product is not Product.NONE]
         return bool(products) and self.loop.schedule.chunks == 1
