@@ -4,9 +4,9 @@ A stage without a micro-batch, before its first and after its last one, computes
 to a sum is masked. A value of one micro-batch that several stages read at different ticks, such as a mask, is computed
 by each of them from the rows of the batch, which all of them store.
 
-Products whose results enter the first layer, such as layers of another kind, are spread: once in as many ticks as there
-are stages, each stage computes them for one micro-batch. Their results go to the first stage, one in each tick, and
-their gradients are computed in the same way.
+Products before the layers, such as layers of another kind or an encoder, are spread: once in as many ticks as there are
+stages, each stage computes them for one micro-batch. Their results go to the first stage, one in each tick, and from
+there along with the carries if all layers read them. Their gradients are computed in the same way.
 """
 
 from __future__ import annotations
@@ -80,7 +80,19 @@ class Pipe:
         saved = {*self.saved}
         read = [v for v in (*consts, *rows) if v not in saved]
         read += [v for v in _read(self._after(self._between_values)) if self.loop.levels.get(v) is Level.BETWEEN]
-        return tuple(v for v in dict.fromkeys(read) if self.loop.levels[v] is Level.BETWEEN)
+        along = set(self.along)
+        return tuple(v for v in dict.fromkeys(read) if v in along or self.loop.levels[v] is Level.BETWEEN)
+
+    @cached_property
+    def along(self) -> tuple[Var, ...]:
+        """Constants of the loops over layers that products compute before them: they go along with the carries."""
+        consts = [v for eqn in (self.loop.forward, self.loop.backward) for v in operands_of(eqn)[0]]
+        before = [v for v in dict.fromkeys(consts) if self.loop.levels[v] is Level.BEFORE]
+        return tuple(v for v in before if _has_products(self._before([v])))
+
+    def _before(self, wanted: Sequence[Var]) -> Graph:
+        """Values that are computed before the layers, from constants and rows of the body."""
+        return values(self.loop.body, [*self.given[0], *self.given[1]], wanted)
 
     @cached_property
     def _between_values(self) -> tuple[Var, ...]:
@@ -105,7 +117,8 @@ class Pipe:
         carries = operands_of(self.loop.backward)[1]
         wanted = [carries[i] for i in self.loop.shipped] + [*self.crossing]
         wanted += [v for each in self.loop.terms for v in each.between]
-        return values(self.loop.body, [*self.given[0], *self.given[1], *self.loop.forward.outs], wanted)
+        given = [*self.given[0], *self.given[1], *self.loop.forward.outs, *self.along]
+        return values(self.loop.body, given, wanted)
 
     @cached_property
     def collected(self) -> tuple[Var, ...]:
@@ -127,22 +140,21 @@ class Pipe:
         ring = [
             bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:]), number=i) for i, v in enumerate(self.saved)
         ]
-        forward = [_filled((stage, *v.dims), v) for v in operands_of(self.loop.forward)[1]]
+        forward = [_filled((stage, *v.dims), v) for v in (*operands_of(self.loop.forward)[1], *self.along)]
         collected = [_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected]
         computed = [*forward, *collected]
         return ring, [*computed, *(forward if self.spread else ())], computed
 
     @cached_property
     def _entering_graph(self) -> Graph:
-        """What the first layer takes, from constants and rows of the body."""
-        return values(self.loop.body, [*self.given[0], *self.given[1]], operands_of(self.loop.forward)[1])
+        """What enters the first stage."""
+        return self._before([*operands_of(self.loop.forward)[1], *self.along])
 
     @cached_property
     def spread(self) -> bool:
         """True if products come before the layers; with several chunks, they run once a micro-batch anyway."""
         graphs = self._entering_graph, self._after(self._between_values)
-        products = [eqn for one in graphs for eqn, _ in walk(one) if eqn.operation.product is not Product.NONE]
-        return bool(products) and self.loop.schedule.chunks == 1
+        return any(map(_has_products, graphs)) and self.loop.schedule.chunks == 1
 
     @cached_property
     def _every(self) -> Dim:
@@ -192,7 +204,8 @@ class Pipe:
         and what each stage computed."""
         loop, n = self.loop, loop_of(self.loop.forward).carries
         consts, _, rows = operands_of(loop.forward)
-        state, ahead = state[: n + len(self.collected)], state[n + len(self.collected) :]
+        entered = n + len(self.along)
+        state, ahead = state[: entered + len(self.collected)], state[entered + len(self.collected) :]
         if self.spread:
             entering = ahead = self._ahead(tick, every, ahead)
         else:
@@ -203,23 +216,25 @@ class Pipe:
                 lambda: self._entering(self.unit(tick)[0]),
             )
         is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
-        carry = [where(is_first, x, old) for x, old in zip(entering, state[:n], strict=True)]
+        carry = [where(is_first, x, old) for x, old in zip(entering, state[:entered], strict=True)]
+        along = dict(zip(self.along, carry[n:], strict=True))
         microbatch, chunk = self.unit(tick - iota(self.stage))
         block = chunk * self.stage.size + iota(self.stage)
-        own = self._own(microbatch, block, consts, rows, {})
+        own = self._own(microbatch, block, consts, rows, along)
         numbers = {v: i for i, v in enumerate(loop.forward.outs[n:])}
         written = Rows(
             self._first_row(tick - iota(self.stage)), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)}
         )
-        operands = [*own[: len(consts)], *carry, *own[len(consts) :]]
+        operands = [*own[: len(consts)], *carry[:n], *own[len(consts) :]]
         weights = self._weights(chunk, rows)
 
         def results(found: LoopResults) -> Any:
             after, new_rows, ring = found
             by_row = {v: new_rows[i] for v, i in numbers.items()}
             here = broadcast(block, (self.stage, self._every)) == iota(self._every)
-            collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[n:], strict=True)]
-            return ring, [*self._moved((*after, *collected), 1), *ahead], [*after, *collected]
+            collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[entered:], strict=True)]
+            computed = [*after, *along.values(), *collected]
+            return ring, [*self._moved(computed, 1), *ahead], computed
 
         return StageLoop(loop.forward, operands, block, read=weights, written=written), results
 
@@ -251,13 +266,14 @@ class Pipe:
 
     def _last(self, computed: Sequence[Tensor]) -> dict[Var, Tensor]:
         """The results of the last stage's forward pass, from what each stage computed."""
-        stages, n = self.dims.stages, loop_of(self.loop.forward).carries
+        stages, n = self.dims.stages, loop_of(self.loop.forward).carries + len(self.along)
+        names = [*self.loop.forward.outs[: n - len(self.along)], *self.along, *self.collected]
         if self.dims.stages.beside:  # all stages compute a part of what comes between the loops; otherwise the last one
             computed = [of_stage(x, self.stage, self.stage.size - 1) for x in computed]
         complete = [
             stacked_again(x, StageDims(stages.layer, self._every, stages.inner, stages.inner)) for x in computed[n:]
         ]
-        return dict(zip((*self.loop.forward.outs[:n], *self.collected), (*computed[:n], *complete), strict=True))
+        return dict(zip(names, (*computed[:n], *complete), strict=True))
 
     def _first_row(self, number: Tensor) -> Tensor:
         """The number in the ring of the first row of a unit of work."""
@@ -393,7 +409,7 @@ class Pipe:
     ) -> list[Tensor]:
         """Constants and rows (not those in stacks) of a loop over layers; each stage has another micro-batch."""
         loop, stages = self.loop, self.dims.stages
-        own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE]
+        own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE and v not in known]
         given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
         graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
         computed = dict(zip(own, self._results(graph, given, each=True), strict=True))
@@ -422,6 +438,10 @@ class Pipe:
 def operands_of(eqn: Any) -> Any:
     """The constants, first carries and stacks of a loop's equation."""
     return loop_of(eqn).inputs(eqn.ins)
+
+
+def _has_products(graph: Graph) -> bool:
+    return any(eqn.operation.product is not Product.NONE for eqn, _ in walk(graph))
 
 
 def _read(graph: Graph) -> set[Var]:

@@ -31,7 +31,21 @@ from meshdsl.overlap.planner import Planner
 from meshdsl.pipelines import one_tick
 from tests.stablehlo import cost_law
 
-OPTIONS = ("closed", "mask", "keys", "aux", "collect", "skip", "tied", "bias", "head", "reads_rows", "narrow", "stem")
+OPTIONS = (
+    "closed",
+    "mask",
+    "keys",
+    "aux",
+    "collect",
+    "skip",
+    "tied",
+    "bias",
+    "head",
+    "reads_rows",
+    "narrow",
+    "stem",
+    "encoder",
+)
 MESHES = ("", "data:2", "cols:2", "data:2 cols:2")
 
 
@@ -121,6 +135,7 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
         if "stem" in on:
             h = act(md.einsum(x, params["s"], out=[*x.dims[:1], hidden]))
             x = x + md.einsum(h, params["r"], out=x.dims)
+        read = md.einsum(act(md.einsum(part["y"], params["s"], out=[x.dims[0], hidden])), params["r"], out=x.dims)
         bias = params["b"] * 2 if "bias" in on else None  # computed from a parameter, read by every layer
         mask = md.cast(part["tokens"] != 0, "float64")
         numbers = md.cast(md.iota(layer), "float64")
@@ -133,6 +148,7 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
             x = x + md.einsum(h, u, out=x.dims) * (mask if "mask" in on else 1)
             x = x + params["c"] * 2 if "closed" in on else x
             x = x + bias if bias is not None else x
+            x = x + read if "encoder" in on else x
             x = x + md.stop_gradient(extra) if "keys" in on else x
             total = total + md.sum(h * 2) if "aux" in on else total
             return (x, total), md.sum(h) if "collect" in on else None

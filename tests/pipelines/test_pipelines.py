@@ -96,17 +96,21 @@ def test_every_unit_runs_once_and_in_time_and_no_live_slot_is_overwritten(stages
         assert busy == pytest.approx(1 - schedule.bubble)
 
 
-@pytest.mark.parametrize(("microbatches", "overlap"), [(8, "none"), (10, "none"), (5, "paired")])
+@pytest.mark.parametrize(
+    ("option", "microbatches", "overlap"),
+    [("stem", 8, "none"), ("stem", 5, "paired"), ("encoder", 10, "none")],
+)
 def test_products_before_the_layers_run_on_each_stage_for_its_share_of_the_micro_batches(
-    microbatches: int, overlap: str
+    option: str, microbatches: int, overlap: str
 ):
     case = dataclasses.replace(CASE, stages=4, layers=4, microbatches=microbatches, overlap=overlap)
-    cases = case, dataclasses.replace(case, options=case.options | {"stem"})
+    cases = case, dataclasses.replace(case, options=case.options | {option})
     assert not judge(cases[1])
     programs = [compiled(each, *step_of(each)).program(*step_of(each)[1]) for each in cases]
     products = [sum(count for eqn, count in walk(one) if eqn.op is EINSUM) for one in programs]
-    shares = -(-microbatches // 4)  # the two products of a forward pass; backward, one of them again and four more
-    assert products[1] - products[0] == pytest.approx(shares * (2 + 5))
+    shares = -(-microbatches // 4)
+    backward = 1 + (4 if option == "stem" else 3)  # one of the two products again; no gradient of the data
+    assert products[1] - products[0] == pytest.approx(shares * (2 + backward))
 
 
 @pytest.mark.parametrize("update", ["replicated", "sharded"])
