@@ -206,15 +206,13 @@ class Pipe:
         consts, _, rows = operands_of(loop.forward)
         entered = n + len(self.along)
         state, ahead = state[: entered + len(self.collected)], state[entered + len(self.collected) :]
-        if self.spread:
-            entering = ahead = self._ahead(tick, every, ahead)
-        else:
-            entering = self._in_ticks(
-                tick,
-                every,
-                lambda number: (loop.schedule.unit(number)[1] == 0) & (number < loop.schedule.units),
-                lambda: self._entering(self.unit(tick)[0]),
-            )
+        ahead = self._ahead(tick, every, ahead)
+        entering = ahead or self._in_ticks(
+            tick,
+            every,
+            lambda number: (loop.schedule.unit(number)[1] == 0) & (number < loop.schedule.units),
+            lambda: self._entering(self.unit(tick)[0]),
+        )
         is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:entered], strict=True)]
         along = dict(zip(self.along, carry[n:], strict=True))
@@ -251,7 +249,9 @@ class Pipe:
         return [staged(x, self.stage) for x in found]
 
     def _ahead(self, tick: Tensor, every: range, ahead: list[Tensor]) -> list[Tensor]:
-        """What enters the first stage: each stage computes one micro-batch, then all go one stage towards the first."""
+        """If spread, what enters the first stage: each computes one micro-batch, then all go one stage towards it."""
+        if not self.spread:
+            return []
 
         def first(number: Any) -> Any:
             return (number % self.stage.size == 0) & (number < self.loop.schedule.units)
@@ -336,7 +336,7 @@ class Pipe:
         crossing = dict(zip(self.crossing, state[len(shipped) :], strict=True))
         consts, carries, rows = operands_of(loop.backward)
         own = self._own(microbatch, block, consts, [v for v in rows if v not in self.saved], crossing)
-        carry = [shipped[i] if i in shipped else zeros_like(v.type) for i, v in enumerate(carries)]
+        carry = [shipped.get(i, zeros_like(v.type)) for i, v in enumerate(carries)]
         rings = dict(zip(self.saved, ring, strict=True))
         forward = tick - schedule.delay + block * 2 - iota(self.stage)  # block q of n lives 2(n-1-q) ticks
         saved = Rows(self._first_row(forward), {i: rings[v] for i, v in enumerate(rows) if v in rings})
@@ -349,14 +349,16 @@ class Pipe:
             with_rows = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
             more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
             computed = [*(after[i] for i in loop.shipped), *crossing.values()]
-            now: list[Tensor] = []
-            if self.spread:
-                moved = [roll(x, self.stage, 1) for x in behind]
-                now = [where(iota(self.stage) == 0, x, old) for x, old in zip(computed, moved, strict=True)]
+            now = self._of_last_ticks(computed, behind)
             more |= self._after_terms(tick, every, now or computed)
             return [*(self._moved(computed, -1) if schedule.late else computed), *now], with_rows, more
 
         return StageLoop(loop.backward, operands, block, read=read, added=added, valid=valid), results
+
+    def _of_last_ticks(self, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+        """The first stage's values of this tick, and on stage s those of s ticks ago; none if there are no old ones."""
+        first = iota(self.stage) == 0
+        return [where(first, x, roll(before, self.stage, 1)) for x, before in zip(new, old, strict=False)]
 
     def _real(self, number: Tensor) -> Tensor:
         """False for stages in a bubble, by the number of the unit of work that would be theirs."""
