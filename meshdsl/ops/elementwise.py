@@ -44,10 +44,10 @@ def _same_dtype(*types: Type, dtype: Any = None) -> Type:
 
 
 def _aligned(function: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-    """A kernel that aligns its operands by dim name, then applies `function(xp)` to them."""
+    """A kernel that aligns its operands by dim name, then applies `function(xp)` to them. Numbers fit as they are."""
 
     def kernel(c: Local, *xs: Any) -> Any:
-        xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
+        xs = tuple(c.align(x, block, c.outs[0]) if block.dims else x for x, block in zip(xs, c.ins, strict=True))
         return function(c.xp)(*xs)
 
     return kernel
