@@ -39,6 +39,13 @@ class Var:
     name: str = ""
     sharding: Sharding = REPLICATED  # set in a program; a graph's values keep the default
 
+    @staticmethod
+    def of(kind: Type) -> Var:
+        """A new value of this type."""
+        value = Var(kind.dims, kind.dtype)
+        value.__dict__["type"] = kind
+        return value
+
     @cached_property
     def type(self) -> Type:
         """Dims and dtype."""
