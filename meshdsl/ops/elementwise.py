@@ -21,8 +21,9 @@ from .dtypes import cast, check_kind, float_for, kind, promote, takes
 
 def broadcast_shape(*types: Type):
     """The dims of the operand that has all dims of the others; raises `ShapeError` if there is none."""
-    if all(t.dims == types[0].dims for t in types):
-        return types[0].dims
+    shapes = [t.dims for t in types if t.dims] or [()]
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
     table = merge(t.dims for t in types)
     for t in types:
         if len(t.dims) == len(table):

@@ -161,7 +161,7 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
         ins = tuple(trace.lift(x) for x in ins)
     except MeshdslError as error:
         raise at(error, _where()) from None
-    outs = tuple(Var.of(kind) for kind in types)
+    outs = tuple(Var(t.dims, t.dtype) for t in types)
     eqn = Eqn(op, tuple(x._var for x in ins), outs, params, _where(), _state.backward)
     trace.eqns.append(inferred(eqn))
     return tuple(TracedTensor(v.dims, v.dtype, var=v, trace=trace) for v in outs)
