@@ -77,6 +77,8 @@ def name_of(dim: DimsLike) -> str:
 def check_shape(shape: Iterable[Dim], what: str = "a tensor") -> Shape:
     """Return the shape as a tuple; raise `ShapeError` if a name appears twice."""
     shape = tuple(shape)
+    if len({dim.name for dim in shape}) == len(shape):
+        return shape
     seen: dict[str, Dim] = {}
     for dim in shape:
         if dim.name in seen:

@@ -100,7 +100,7 @@ class JaxFunctions:
 
     @staticmethod
     def dynamic_slice(x: Any, start: Any, size: int, axis: int) -> Any:
-        return lax.dynamic_slice_in_dim(x, start, size, axis)
+        return lax.dynamic_slice_in_dim(x, start, size, axis, allow_negative_indices=False)
 
     @staticmethod
     def keep(x: Any, axis: int, first: Any, last: Any, fill: Any) -> Any:
@@ -111,7 +111,9 @@ class JaxFunctions:
 
     @staticmethod
     def dynamic_update(x: Any, update: Any, start: Any, axis: int) -> Any:
-        return lax.dynamic_update_slice_in_dim(x, update, start, axis)
+        x, update, start, zero = alike((x, update, jnp.asarray(start, np.int32), jnp.zeros((), np.int32)))
+        starts = [start if i == axis else zero for i in range(x.ndim)]
+        return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)
 
     @staticmethod
     def elementwise(f: Callable[..., Any], *xs: Any) -> Any:

@@ -163,11 +163,16 @@ def _in_steps(state: PassState, options: Options) -> PassState:
             return state
         raise
     assert state.program is not None
-    program = in_steps(state.program, options.steps, machine, placement)
-    if options.steps == "auto" and has_slow(state.program, placement):
-        planned = in_steps(_planned_by_time(state, options, placement), "auto", machine, placement)
-        program = min(program, planned, key=lambda each: timeline(ledger(each), machine, placement).seconds)
-    return dataclasses.replace(state, program=program)
+    if options.steps == "always":
+        return dataclasses.replace(state, program=in_steps(state.program, "always", machine, placement))
+    flat = [state.program]
+    if has_slow(state.program, placement):
+        flat.append(_planned_by_time(state, options, placement))
+    programs = dict.fromkeys(each for one in flat for each in (one, in_steps(one, "auto", machine, placement)))
+    if len(programs) > 1:
+        program = min(programs, key=lambda each: timeline(ledger(each), machine, placement).seconds)
+        state = dataclasses.replace(state, program=program)
+    return state
 
 
 def _planned_by_time(state: PassState, options: Options, placement: Placement) -> Program:

@@ -44,7 +44,8 @@ METHODS = {
 }
 _FUNCTIONS = {"optim.Optimizer": ("init", "update")}  # fields whose values are functions that users call
 _RETURNS_FUNCTIONS = {"checkpoint", "custom_vjp", "grad", "jaxify", "value_and_grad", "vmap"}
-_HOT = {"Compiled": ("__call__",), "Tensor": ("__init__", "block_until_ready", "numpy")}  # called in every step
+# called in every step, or for every equation
+_HOT = {"Compiled": ("__call__",), "Mesh": ("count",), "Tensor": ("__init__", "block_until_ready", "numpy")}
 _NUMBERS: dict[Any, tuple[type, ...]] = {
     int: (int, np.integer),
     float: (int, float, np.integer, np.floating),

@@ -24,12 +24,12 @@ from .graph import (
     walk,
 )
 from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type, named, no_flops, only_named
-from .verify import verify
+from .verify import inferred, verify
 
 __all__ = [
     "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
-    "exact", "format_graph", "named", "no_flops", "only_named", "operations", "params_with", "predicates",
+    "exact", "format_graph", "inferred", "named", "no_flops", "only_named", "operations", "params_with", "predicates",
     "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of", "verify", "walk",
 ]  # fmt: skip

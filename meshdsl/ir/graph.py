@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import is_
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -278,7 +279,7 @@ def _same(a: object, b: object) -> bool:
     """True if two fields hold the same object, or tuples of the same objects."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         one, two = cast("tuple[object, ...]", a), cast("tuple[object, ...]", b)
-        return len(one) == len(two) and all(x is y for x, y in zip(one, two, strict=True))
+        return len(one) == len(two) and all(map(is_, one, two))
     return a is b
 
 

@@ -1,6 +1,6 @@
 """Check a graph: every value is defined once, before its uses, and has the type its operation's rule infers.
 
-Equations are immutable, so the types of one are checked once, however many passes keep it.
+Equations and graphs are immutable, so each is checked once, however many passes keep it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,31 @@ from weakref import WeakSet
 
 from ..errors import InternalError
 from .borders import borders
-from .graph import Eqn, G
+from .graph import Eqn, G, Graph
 from .op import Op
 
 _checked: WeakSet[Eqn] = WeakSet()  # equations without type problems
+_verified: WeakSet[Graph] = WeakSet()  # graphs without problems
+
+
+def inferred(eqn: Eqn) -> Eqn:
+    """The equation, whose results have the types that its rule has just given them: `verify` does not ask again."""
+    if eqn.control is None:
+        _checked.add(eqn)
+    return eqn
 
 
 def verify(graph: G, made_by: str) -> G:
     """Return the graph unchanged; raise `InternalError`, naming the pass `made_by`, if a check fails."""
+    if graph in _verified:
+        return graph
     defined = set(graph.ins)
     if len(defined) != len(graph.ins):
         raise InternalError(f"{made_by}: an input appears twice")
     for eqn in graph.eqns:
-        missing = [v for v in eqn.ins if v not in defined]
-        if missing:
-            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} uses {missing[0]} before it is defined")
+        if not defined.issuperset(eqn.ins):
+            missing = next(v for v in eqn.ins if v not in defined)
+            raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} uses {missing} before it is defined")
         if eqn not in _checked:
             for problem in _type_problems(eqn):
                 raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
@@ -36,6 +46,7 @@ def verify(graph: G, made_by: str) -> G:
         defined.update(eqn.outs)
     if not defined.issuperset(graph.outs):
         raise InternalError(f"{made_by}: a result is never defined")
+    _verified.add(graph)
     return graph
 
 

@@ -78,7 +78,7 @@ class Sharding:
 
     def whole(self) -> Sharding:
         """The same split, without partial axes."""
-        return Sharding(self.split)
+        return _interned(self.split, (), "sum")
 
     def __repr__(self) -> str:
         parts = [f"{name}:{','.join(axes)}" for name, axes in self.split]

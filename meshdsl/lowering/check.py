@@ -10,7 +10,7 @@ in the host's memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from ..control.host import FETCH, host_values
 from ..dims import names
@@ -23,6 +23,7 @@ from .labels import out_shardings
 from .program import Program
 
 _checked: WeakKeyDictionary[Eqn, Mesh] = WeakKeyDictionary()  # equations without problems, on this mesh
+_valid: WeakSet[Program] = WeakSet()  # programs without problems
 
 
 def check(program: Program, made_by: str) -> Program:
@@ -40,8 +41,10 @@ def check(program: Program, made_by: str) -> Program:
 
 
 def _check(program: Program, made_by: str) -> None:
-    variables = (*program.ins, *(v for eqn in program.eqns for v in eqn.outs))
-    for var in variables:
+    if program in _valid:
+        return
+    split = [v for v in (*program.ins, *(v for eqn in program.eqns for v in eqn.outs)) if v.sharding.split]
+    for var in split:
         missing = [dim for dim, _ in var.sharding.split if dim not in names(var.dims)]
         if missing:
             raise InternalError(
@@ -55,8 +58,9 @@ def _check(program: Program, made_by: str) -> None:
         for body in eqn.graphs().values():
             assert isinstance(body, Program)
             _check(body, made_by)
-    for var in variables:
+    for var in split:
         _check_blocks(program, var, made_by)
+    _valid.add(program)
 
 
 def _check_blocks(program: Program, var: Var, made_by: str) -> None:

@@ -17,7 +17,7 @@ from ..layouts.sharding import Axes
 from ..ops.index_map import one_label
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def labels_of(eqn: Eqn) -> Labels:
     """The labels of one operation's dims."""
     op = eqn.operation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ def check_ordered(name: str, dtype: np.dtype) -> None:
     check_kind(name, dtype, "fib")
 
 
+@cache
 def kind(dtype: Any) -> str:
     """The kind of a dtype: "f" for floats (including 8- and 16-bit ones), "c" complex, "i" integers, "b" booleans."""
     if jnp.issubdtype(dtype, jnp.floating):

@@ -21,8 +21,9 @@ from .dtypes import cast, check_kind, float_for, kind, promote, takes
 
 def broadcast_shape(*types: Type):
     """The dims of the operand that has all dims of the others; raises `ShapeError` if there is none."""
-    if all(t.dims == types[0].dims for t in types):
-        return types[0].dims
+    shapes = [t.dims for t in types if t.dims] or [()]
+    if all(shape == shapes[0] for shape in shapes):
+        return shapes[0]
     table = merge(t.dims for t in types)
     for t in types:
         if len(t.dims) == len(table):
@@ -44,10 +45,10 @@ def _same_dtype(*types: Type, dtype: Any = None) -> Type:
 
 
 def _aligned(function: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-    """A kernel that aligns its operands by dim name, then applies `function(xp)` to them."""
+    """A kernel that aligns its operands by dim name, then applies `function(xp)` to them. Numbers fit as they are."""
 
     def kernel(c: Local, *xs: Any) -> Any:
-        xs = tuple(c.align(x, block, c.outs[0]) for x, block in zip(xs, c.ins, strict=True))
+        xs = tuple(c.align(x, block, c.outs[0]) if block.dims else x for x, block in zip(xs, c.ins, strict=True))
         return function(c.xp)(*xs)
 
     return kernel

@@ -90,11 +90,15 @@ def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
 
 
 def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
-    """Indices relative to this device's block along `over`, and a mask of those inside the block."""
-    i = clipped(c, i, -1, over.size) - c.xp.asarray(c.start(block, over), np.int32)
-    real = c.xp.asarray(over.size, np.int32) - c.xp.asarray(c.start(block, over), np.int32)
-    inside = (i >= 0) & (i < c.xp.minimum(real, block.size(over)))
-    return i, inside
+    """The nearest indices in this device's block along `over`, and a mask of those that were inside the block."""
+    axes, size = block.axes[block.position(over)], block.size(over)
+    if not axes:
+        at = clipped(c, i, 0, max(min(size, over.size) - 1, 0))
+        return at, at == i
+    start = c.xp.asarray(c.start(block, over), np.int32)
+    i = clipped(c, i, -1, over.size) - start
+    at = c.xp.clip(i, 0, max(size - 1, 0))
+    return at, (at == i) & (i < over.size - start)
 
 
 def _index_label(over: Dim, i: Type) -> str:
@@ -126,7 +130,7 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    values = c.xp.rows(x, flat_index(c, c.xp.where(inside, i, 0), c.ins[1], paired, c.ins[0].size(over)))
+    values = c.xp.rows(x, flat_index(c, i, c.ins[1], paired, c.ins[0].size(over)))
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
 
 
@@ -263,7 +267,7 @@ def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     i, inside = _rows(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
     if not x.shape[axis]:
         return c.xp.zeros(c.outs[0].sizes, x.dtype)
-    values = c.xp.take_along_axis(x, c.xp.where(inside, i, 0), axis=axis)
+    values = c.xp.take_along_axis(x, i, axis=axis)
     return c.xp.where(inside, values, c.xp.zeros((), x.dtype))
 
 

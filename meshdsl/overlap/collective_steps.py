@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes, place
-from ..cost.timeline import timeline
 from ..dims import Dim, Shape
 from ..errors import InternalError, LayoutError
 from ..errors.no_effect import NoEffectError
-from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, no_flops, walk
+from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, no_flops
 from ..layouts import Mesh, Sharding
 from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from ..lowering.program import Program
@@ -85,7 +83,8 @@ def has_slow(program: Program, placement: Placement) -> bool:
 
 
 def in_steps(program: Program, mode: str, machine: Machine, placement: Placement) -> Program:
-    """The program with collectives in steps: "always", wherever they can be; "auto", where the estimate is less.
+    """The program with collectives in steps: "always", wherever they can be; "auto", where these need less time by the
+    network's formulas and tables.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x: md.sum(x, "batch"), "node:4 gpu:8", "batch:node,gpu", steps="always",
@@ -96,17 +95,11 @@ def in_steps(program: Program, mode: str, machine: Machine, placement: Placement
     all_reduce ('node',) 512 sum over 'batch' of sum, in steps: 'node' is slow on h100
     all_gather ('gpu',) 4096 sum over 'batch' of sum, in steps: 'node' is slow on h100
 
-    In "auto" a collective is taken in steps if these need less time by the network's formulas and tables, and the
-    program is only changed if its timeline is shorter. Raises `NoEffectError` if "always" changes nothing.
+    Raises `NoEffectError` if "always" changes nothing.
     """
-    levels = levels_of(placement)
-    if mode == "auto" and not _spans_levels(program, levels):
-        return program
-    rewriter = _Rewriter(machine, placement, levels, mode == "always")
+    rewriter = _Rewriter(machine, placement, levels_of(placement), mode == "always")
     stepped = rewriter.program(program)
-    if mode == "auto":
-        return stepped if _seconds(stepped, machine, placement) < _seconds(program, machine, placement) else program
-    if not rewriter.taken:
+    if mode == "always" and not rewriter.taken:
         reasons = Counter(rewriter.reasons) or Counter([_no_slow_axis(placement)])
         raise NoEffectError(
             "steps='always' has no effect: no collective can be in steps"
@@ -119,15 +112,6 @@ def in_steps(program: Program, mode: str, machine: Machine, placement: Placement
 def _no_slow_axis(placement: Placement) -> str:
     listing = "; ".join(f"{a}:{n} on {placement.where((a,))}" for a, n in placement.mesh.axes.items() if n > 1)
     return f"none is over mesh axes of several levels of the network ({listing or 'one device'})"
-
-
-def _spans_levels(program: Program, levels: Mapping[str, int]) -> bool:
-    over = (eqn.collective.axes for eqn, _ in walk(program) if eqn.sends and eqn.collective is not None)
-    return any(len({levels.get(axis, 0) for axis in axes}) > 1 for axes in over)
-
-
-def _seconds(program: Program, machine: Machine, placement: Placement) -> float:
-    return timeline(ledger(program), machine, placement).seconds
 
 
 @dataclasses.dataclass(eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,10 +28,10 @@ def magnitudes(graph: Graph) -> dict[Var, float]:
     >>> sorted(bound for v, bound in magnitudes(graph).items() if v.dtype == "float32")
     [1.0, 3.0, 3.0]
     """
-    bounds = {v: _limit(v.dtype) for v in graph.ins if _is_integer(v)}
+    bounds = {v: _limit(v.dtype) for v in graph.ins if _is_integer(v.dtype)}
     for eqn in graph.eqns:
         for v in eqn.outs:
-            bound = _limit(v.dtype) if _is_integer(v) else _bound(eqn, bounds)
+            bound = _limit(v.dtype) if _is_integer(v.dtype) else _bound(eqn, bounds)
             if bound <= _limit(v.dtype):
                 bounds[v] = bound
     return bounds
@@ -55,10 +56,12 @@ def _largest(value: Any) -> float:
     return float(np.max(numbers, initial=0.0, where=~np.isnan(numbers)))
 
 
-def _is_integer(v: Var) -> bool:
-    return bool(jnp.issubdtype(v.dtype, jnp.integer)) or v.dtype == np.dtype(bool)
+@cache
+def _is_integer(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.integer)) or dtype == np.dtype(bool)
 
 
+@cache
 def _limit(dtype: Any) -> float:
     """The largest finite number of a dtype."""
     if dtype == np.dtype(bool):

@@ -13,7 +13,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir import Eqn, Graph, Linear, Reduce, Var, rewritten, verify
+from ..ir import Eqn, Graph, Linear, Reduce, Var, rewritten
 from ..ops.dtypes import CAST, kind
 
 
@@ -28,7 +28,7 @@ def widens(narrow: np.dtype, wide: np.dtype) -> bool:
 
 def narrow_products(graph: Graph) -> Graph:
     """The graph in which products whose operands are all copies of values of one narrower float read those values."""
-    return verify(rewritten(graph, _narrowed), "narrow_products")
+    return rewritten(graph, _narrowed)
 
 
 def _narrowed(eqn: Eqn, producers: Mapping[Var, Eqn]) -> list[Eqn]:

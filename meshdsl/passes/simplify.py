@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from ..control.host import keep_on_device
-from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten, verify
+from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten
 from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
@@ -25,7 +25,7 @@ def inline(graph: Graph) -> Graph:
     """Inline `checkpoint` and `call` equations, which after differentiation are equal to their bodies."""
     renamed: dict[Var, Var] = {}
     eqns = tuple(_opened(graph.eqns, renamed))
-    return verify(graph.replace(eqns=eqns, outs=tuple(renamed.get(v, v) for v in graph.outs)), "inline")
+    return graph.replace(eqns=eqns, outs=tuple(renamed.get(v, v) for v in graph.outs))
 
 
 def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False) -> Iterator[Eqn]:
@@ -48,20 +48,16 @@ def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
     graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
     graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
-    return verify(rewritten(dce(cse(graph)), _with_frequency), "simplify")
+    return rewritten(dce(cse(graph)), _with_frequency)
 
 
 def join_transposes(graph: Graph) -> Graph:
     """The graph in which no transpose reads another one; the graph itself if none does."""
-    return verify(_joined(graph), "join_transposes")
-
-
-def _joined(graph: Graph) -> Graph:
     sources: dict[Var, Var] = {}  # result of a transpose -> its operand
     renamed: dict[Var, Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        eqn = eqn.map_graphs(_joined)
+        eqn = eqn.map_graphs(join_transposes)
         ins = tuple(renamed.get(v, v) for v in eqn.ins)
         if eqn.op is TRANSPOSE:
             ins = (sources.get(ins[0], ins[0]),)

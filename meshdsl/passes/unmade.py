@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var, verify
+from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var
 
 CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
@@ -35,16 +35,12 @@ def _is_cheap(eqn: Eqn) -> bool:
 
 def recompute_inside_loops(graph: Graph) -> Graph:
     """The graph in which scans compute their constants that depend on no input inside the body."""
-    return verify(_rewritten(graph), "recompute_inside_loops")
-
-
-def _rewritten(graph: Graph) -> Graph:
     unmade = unmade_values(graph)
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         if eqn.scan is not None:
             eqn = _with_constants_inside(eqn, eqn.scan, unmade)
-        eqns.append(eqn.map_graphs(_rewritten))
+        eqns.append(eqn.map_graphs(recompute_inside_loops))
     return graph.replace(eqns=tuple(eqns))
 
 

@@ -331,6 +331,10 @@ class TracedTensor(Tensor):
         object.__setattr__(self, "_var", var)
         object.__setattr__(self, "_trace", trace)
 
+    @property
+    def type(self) -> Type:
+        return self._var.type
+
 
 _new = object.__new__
 _set_dims, _set_dtype, _set_array = (vars(Tensor)[name].__set__ for name in ("dims", "dtype", "_array"))

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..errors import MeshdslError, ShapeError, TraceError, Where, at, caller
-from ..ir import Eqn, Graph, Op, Type, Var, dce, verify
+from ..ir import Eqn, Graph, Op, Type, Var, dce, inferred, verify
 from .arguments import array_of
 from .eager import run_eagerly
 from .literals import CONSTANT, FULL, number
@@ -162,7 +162,8 @@ def bind(op: Op, *ins: Tensor, **params: Any) -> tuple[Tensor, ...]:
     except MeshdslError as error:
         raise at(error, _where()) from None
     outs = tuple(Var(t.dims, t.dtype) for t in types)
-    trace.eqns.append(Eqn(op, tuple(x._var for x in ins), outs, params, _where(), _state.backward))
+    eqn = Eqn(op, tuple(x._var for x in ins), outs, params, _where(), _state.backward)
+    trace.eqns.append(inferred(eqn))
     return tuple(TracedTensor(v.dims, v.dtype, var=v, trace=trace) for v in outs)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -39,6 +40,8 @@ class Claims:
 
     def without(self, taken: frozenset[str]) -> Claims:
         """The same claims without the axes in `taken`."""
+        if not taken:
+            return self
         left = Claims()
         left.annotations = self.annotations
         for label, options in self.options.items():
@@ -47,8 +50,9 @@ class Claims:
                 left.add(label, tuple(axis for axis in axes if axis not in taken))
         return left
 
+    @cached_property
     def contested(self) -> list[Conflict]:
-        """Every pair of labels that claim the same axis."""
+        """Every pair of labels that claim the same axis, of complete claims."""
         owners: dict[str, list[str]] = {}
         for label, options in self.options.items():
             for axis in dict.fromkeys(axis for axes in options for axis in axes):
@@ -68,7 +72,7 @@ def choose(claims: Claims, preferred: Sequence[str], price: Callable[[Mapping[st
             fixed[label] = options[0]
     left = claims.without(_axes_of(fixed))
     labels = [label for label in left.options if label not in fixed]
-    if all(len(left.options[label]) <= 1 for label in labels) and not left.contested():
+    if all(len(left.options[label]) <= 1 for label in labels) and not left.contested:
         return {**{label: axes for label in labels for axes in left.options[label]}, **fixed}
     assignments = ({**assigned, **fixed} for assigned in _assignments(left, labels))
     nothing: dict[str, Axes] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ...dims import Dim, show
 from ...errors import MeshdslError, at
@@ -24,42 +24,41 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
     fresh = labels.from_layout | {label for label in labels.from_layout_if_ruled if label in layout.rules}
     for v, names in zip(eqn.ins, labels.ins, strict=True):
         if v not in scope.unmaterialized:
-            _claim_operand(
-                scope, claims, v, {d: label for d, label in names.items() if label is not None}, fresh, pending
-            )
+            _claim_operand(scope, claims, v, names, fresh, pending)
     known = set(claims.options) - fresh
     for names in labels.outs:
         for d, label in names.items():
             if label is not None and label not in known:
                 claims.add(label, layout.axes(d))
     claim_annotated(claims, eqn.outs, labels, scope.setting.annotations)
+    pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     for label, options in claims.options.items():
-        claims.options[label] = [axes for axes in options if _divides(scope, eqn, labels, label, axes)]
+        if options:
+            dims = [d for v, names in pairs for d in v.dims if names[d.name] == label]
+            claims.options[label] = [axes for axes in options if _divides(scope, dims, labels, label, axes)]
     return claims.without(frozenset(pending))
 
 
 def _claim_operand(
-    scope: Scope, claims: Claims, v: Var, names: Mapping[str, str], fresh: Collection[str], pending: Axes
+    scope: Scope, claims: Claims, v: Var, names: Mapping[str, str | None], fresh: Collection[str], pending: Axes
 ) -> None:
     """Claim the axes that split an operand and, for a pending sum, axes over which it could be reduce-scattered."""
     home = scope.default_sharding[v]
     brought = home if home.partial and pending else scope.whole_version(v) or home
     for d, label in names.items():
-        if label not in fresh:
+        if label is not None and label not in fresh:
             claims.add(label, brought.axes(d))
     if not brought.partial or brought.kind != "sum" or pending:
         return
     for d, label in names.items():
         axes = scope.setting.layout.axes(d)
-        if axes and set(axes) <= set(brought.partial) | set(brought.axes(d)):
+        if axes and label is not None and set(axes) <= set(brought.partial) | set(brought.axes(d)):
             claims.add(label, axes)
 
 
-def _divides(scope: Scope, eqn: Eqn, labels: Labels, label: str, axes: Axes) -> bool:
+def _divides(scope: Scope, dims: Sequence[Dim], labels: Labels, label: str, axes: Axes) -> bool:
     """True if the axes divide every dim with this label, and its blocks match where the label requires it."""
     n, extents = scope.setting.mesh.count(axes), scope.setting.extents
-    pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
-    dims = [d for v, names in pairs for d in v.dims if names[d.name] == label]
     if any(extents.padded(d) % n for d in dims):
         return False
     if label in labels.must_divide and label not in labels.from_layout_if_ruled:
@@ -125,7 +124,7 @@ def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> 
     """The labels that win by `md.prefer`; unresolved conflicts are reported."""
     hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
     preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
-    for conflict in claims.contested():
+    for conflict in claims.contested:
         pair = {conflict.first, conflict.second}
         tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
         alike = any(pair <= set(names.values()) for names in labels.ins)

@@ -15,7 +15,6 @@ from ...ir import Because, Call, Cause, Cond, Control, Eqn, Graph, Scan, Var, Wh
 from ...layouts import Sharding
 from ...trace import FULL
 from ..program import Program
-from .demand import Demand
 from .pending_sums import Body, PendingSums
 from .scope import Reader, Scope
 
@@ -65,9 +64,7 @@ def _zero_inputs(body: Graph, inputs: Sequence[Given]) -> list[Var]:
 def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body | None = None) -> Scope:
     zero = _zero_inputs(body, inputs)
     pending = {v: g.partial for v, g in zip(body.ins, inputs, strict=True) if isinstance(g, Sharding) and g.partial}
-    key = ("demand", body, use, *zero, None, *pending.items())
-    demand = outer.once(key, lambda: Demand(body, use, zero, pending))
-    scope = Scope(outer.setting, body, demand)
+    scope = Scope(outer.setting, body, outer.demand.of_body(body, use, zero, pending))
     for v, how in zip(body.ins, inputs, strict=True):
         if isinstance(how, Eqn):
             scope.unmaterialized[v] = outer.once(("unborn", how, v), lambda v=v, how=how: how.replace(outs=(v,)))

@@ -32,8 +32,10 @@ class Demand:
         body: Body | None = None,
         zero: Collection[Var] = (),
         pending: Mapping[Var, Sequence[str]] | None = None,
+        inner: dict[object, Demand] | None = None,
     ):
         self.sums = PendingSums(graph, body, zero, pending)
+        self._inner: dict[object, Demand] = {} if inner is None else inner  # of all bodies, shared by their demands
         self._cuts: dict[object, ReductionCut] = {}
         self._bodies: dict[Eqn, Demand] = {}
         self._deferred: dict[tuple[Any, ...], frozenset[int]] = {}  # results of loops
@@ -108,8 +110,17 @@ class Demand:
         if loop not in self._bodies:
             body, consts = scan.body, scan.consts
             zero = [v for v, x in zip(body.ins[consts:], loop.ins[consts:], strict=True) if x in self.sums.zero]
-            self._bodies[loop] = Demand(body, Body(consts, scan.carries, scan.trips), zero)
+            self._bodies[loop] = self.of_body(body, Body(consts, scan.carries, scan.trips), zero, {})
         return self._bodies[loop]
+
+    def of_body(
+        self, graph: Graph, body: Body | None, zero: Sequence[Var], pending: Mapping[Var, Sequence[str]]
+    ) -> Demand:
+        """The demand of a body, at any depth; attempts to lower it that begin alike share it."""
+        key = (graph, body, *zero, None, *pending.items())
+        if key not in self._inner:
+            self._inner[key] = Demand(graph, body, zero, pending, self._inner)
+        return self._inner[key]
 
     def _axes_of_result(self, i: int, setting: CutSetting) -> AxisSet:
         """The axes over which result i of the graph can be pending under a layout."""

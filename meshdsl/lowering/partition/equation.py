@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...control.host import FETCH
 from ...errors.deadline import check_deadline
@@ -139,8 +138,7 @@ def _on_first(scope: Scope, x: Var, axes: Axes, eqn: Eqn) -> Var:
     return pending
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """The decision about one equation: the mesh axes of each label, and the axes over which sums stay pending."""
 
     eqn: Eqn

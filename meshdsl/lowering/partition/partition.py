@@ -130,9 +130,9 @@ def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     for d in v.dims:
         claims.add(d.name, rules.get(d.name, ()))
     hint = scope.setting.hints.get(v, ())
-    first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
-    for conflict in claims.contested():
+    for conflict in claims.contested:
         if not {conflict.first, conflict.second} & set(hint):
+            first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
             report_conflict(scope, conflict, v.name or "an input", v, first_use)
     return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
 

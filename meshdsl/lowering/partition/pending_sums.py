@@ -120,8 +120,9 @@ class PendingSums:
     @cached_property
     def regions(self) -> dict[Var, SumRegion]:
         """The region of every value that can be pending under some layout."""
-        regions: dict[Var, SumRegion] = {}
-        of = {v: regions.setdefault(leader, SumRegion()) for v, leader in self._leaders().items()}
+        leaders = self._leaders()
+        regions = {leader: SumRegion() for leader in dict.fromkeys(leaders.values())}
+        of = {v: regions[leader] for v, leader in leaders.items()}
         for v, region in of.items():
             region.values.add(v)
         for eqn in self.graph.eqns:

@@ -6,7 +6,7 @@ whole, it is not split as the layout says: the readers would gather it again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ...ir import Eqn, Fuses, Graph, Op, Reduce, Scan, Var
 from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
@@ -36,22 +36,23 @@ def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], whole: WholeDi
     """Add the values of one graph, given the dims that the readers of its results need whole."""
     whole.update(results)
     for eqn in reversed(graph.eqns):
-        for i, v in enumerate(eqn.ins):
-            dims = _read_by_loop(eqn, eqn.scan, i, whole) if eqn.scan is not None else _read(eqn, i, whole)
+        scan, n = eqn.scan, len(eqn.ins)
+        read = _read(eqn, whole) if scan is None else (_read_by_loop(eqn, scan, i, whole) for i in range(n))
+        for v, dims in zip(eqn.ins, read, strict=True):
             whole[v] = whole.get(v, dims) & dims
 
 
-def _read(eqn: Eqn, i: int, whole: WholeDims) -> frozenset[str]:
-    """The dims of operand i that an operation needs whole; elementwise ones pass on the needs of their result."""
+def _read(eqn: Eqn, whole: WholeDims) -> Sequence[frozenset[str]]:
+    """The dims of each operand that an operation needs whole; elementwise ones pass on the needs of their result."""
     op = eqn.op
     splits = op in EXPANSIONS or op in (ATTENTION, ATTENTION_GRAD)  # the labels are those without split positions
     if eqn.control is not None or not isinstance(op, Op) or splits or op.moves is not None:
-        return NONE
+        return [NONE] * len(eqn.ins)
     labels = labels_of(eqn)
     passed: set[str | None] = {None}
     if op.fuses in (Fuses.MAP, Fuses.VIEW) and op.reduce is Reduce.NONE and len(eqn.outs) == 1:
         passed |= {labels.outs[0][d] for d in whole.get(eqn.outs[0], NONE)}
-    return frozenset(d for d, label in labels.ins[i].items() if label in passed)
+    return [frozenset([d for d, label in names.items() if label in passed]) for names in labels.ins]
 
 
 def _read_by_loop(loop: Eqn, scan: Scan, i: int, whole: WholeDims) -> frozenset[str]:
