@@ -107,6 +107,30 @@ GROUPS = {
         "{tokens}.{experts}.{model}",
         {"mask": "{mask:,}", "index": "{index:,}", "einsum": "{einsum:,}", "ratio": "{ratio:.2f}"},
     ),  # with a Python that has the extra `aot`; then with --tokens 512 2048 --experts 16 --model 1024
+    "index_cpu": Group(
+        "benchmarks.dispatch --tokens 2048 --experts 64",
+        "{tokens}.{experts}.{method}",
+        {"temporary": "{temp_bytes:,}", "operations": "{flops:,.0f}"},
+    ),  # then with --dropless --tokens 2048 --experts 8
+    "decoding": Group(
+        "benchmarks.decoding --length 32 128 --layers 2", "{length}.{search}", {"temporary": "{temp_bytes:,}"}
+    ),
+    "programs": Group(
+        "benchmarks.language_model --rounds 0",
+        "{model}.{candidate}",
+        {
+            "count": "{collectives[all_reduce]}", "sent": "{collective_bytes[all_reduce]:,}",
+            "memory": "{memory_bytes:,}",
+        },
+    ),
+    "compiled": Group(
+        "benchmarks.moe_family parameters --compile",
+        "{topology}",
+        {
+            "needed": "{reported_gigabytes:.2f}", "predicted": "{predicted_gigabytes:.2f}",
+            "all_to_alls": "{collectives_in_text[all_to_all]}", "all_reduces": "{collectives_in_text[all_reduce]}",
+        },
+    ),  # with a Python that has the extra `aot`
     "reshards": Group("benchmarks.reshards", "{operation}", {"bytes": "{bytes:,}", "gspmd": "{gspmd_bytes:,}"}),
     "update_memory": Group(
         "benchmarks.update_memory",
@@ -242,7 +266,7 @@ GROUPS = {
     ),  # the same
     "cpu": Group(
         "benchmarks.moe_layer", "{model}.{layout}.{candidate}", {"ratio": "{cpu_ratio:.2f}"}
-    ),  # then of `halo`, `two_layer`, `language_model` and `sharded_update`
+    ),  # then of `halo`
     "ranges": Group("tests.overlap.range_lengths", "{case}.{range_ms}", {"forward": "{forward_ms:.1f}"}),
 }  # fmt: skip
 

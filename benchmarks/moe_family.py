@@ -34,7 +34,7 @@ MACHINE = "tpu-v3"
 BILLIONS = {
     (128, 12): 12.5, (512, 12): 50, (2048, 12): 200, (128, 36): 37, (512, 36): 150, (2048, 36): 600, (2048, 60): 1000,
 }  # fmt: skip
-# Table 3: steps per second. Batches have 4 million tokens for 2,048 experts, 1 million for fewer (Table 1)
+# Table 3: steps per second. Batches have 4 million tokens for 2,048 experts, 1 million for fewer
 STEPS = {(128, 12): 2.16, (512, 12): 3.28, (2048, 12): 2.15, (128, 36): 0.67, (512, 36): 1.05, (2048, 36): 0.72}
 DAYS = {(128, 12): 5.4, (512, 12): 3.5, (2048, 12): 1.4, (128, 36): 17.3, (512, 36): 11.0, (2048, 36): 4.0}
 CORE_YEARS = {(128, 12): 1.9, (512, 12): 4.9, (2048, 12): 7.5, (128, 36): 6.1, (512, 36): 15.5, (2048, 36): 22.4}
@@ -133,7 +133,7 @@ def steps() -> Iterator[dict[str, Any]]:
 
 def train_step(experts: int, layers: int, sequences: int) -> md.Report:
     """The report of a train step on one core for each expert."""
-    dtype = "bfloat16" if layers > 36 else "float32"  # section 4.2: bfloat16 activations for 60 layers alone
+    dtype = "bfloat16" if layers > 36 else "float32"  # section 4.3: bfloat16 activations for 60 layers alone
     workload = preset(experts, layers, batch=sequences, remat=layers > 12, compute_dtype=dtype)
     return compiled(workload, experts).cost(*workload.specs(), machine=MACHINE)
 

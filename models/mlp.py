@@ -1,4 +1,4 @@
-"""The two-layer example of Mesh-TensorFlow (Shazeer et al., 2018, section 3 and figures 1 to 4) and its layouts.
+"""The two-layer example of Mesh-TensorFlow (Shazeer et al., 2018, section 8) and its layouts.
 
     y = relu(x w + bias) v        x [batch, io]   w [io, hidden]   bias [hidden]   v [hidden, io]
     loss = mean over batch and io of (y - target)^2; the update is plain gradient descent

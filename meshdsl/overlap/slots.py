@@ -1,4 +1,4 @@
-"""Parts along the tokens of a group: the slots that a part of the tokens fills (Jiang et al., 2024, sections 4.2, 4.3).
+"""Parts along the tokens of a group: the slots that a part of the tokens fills (Jiang et al., 2024, sections 2.3, 6).
 
 `md.inverse_index` names slots by indices, no slot twice. In parts, the indices of a part are numbered anew, from the
 slots that earlier parts use: for routers in token order these are the same slots, and for routers that order all tokens

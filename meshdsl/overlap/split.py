@@ -5,7 +5,7 @@ operation's sharding rule passes the dim: parts of its result are then parts of 
 range, parts are joined. A backward sum over the dim (a weight gradient) runs on each part, and the partial results are
 added before they are reduced. A gather or an all_to_all of the dim interleaves the devices' parts: the value then
 consists of `chunks`, each with its own parts. A dim that no input has (the slots of experts) is cut wherever a value
-with that dim was computed in full. (Jiang et al., 2024, section 4.2, infers axes by constraints; dim names
+with that dim was computed in full. (Jiang et al., 2024, section 5.2, infers axes by constraints; dim names
 make this a lookup.)
 """
 
