@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import linecache
 import re
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def test_docs_page(page: Path, tmp_path: Path):
 @pytest.mark.parametrize("name", MODULES)
 def test_docs_docstrings(name: str):
     module = importlib.import_module(name)
+    linecache.clearcache()  # each docstring begins with a look at every file in it
     with jax.enable_x64(False):
         result = doctest.testmod(module, extraglobs={"md": meshdsl}, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples failed; see the captured output"

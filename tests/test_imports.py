@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,9 +85,15 @@ class Import(NamedTuple):
     line: int
 
 
+@lru_cache(maxsize=1)
+def nodes(source: str) -> list[ast.AST]:
+    """Every node of a file."""
+    return list(ast.walk(ast.parse(source)))
+
+
 def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[Import]:
     """Every import of the module called `module`, with relative ones made absolute."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, None, node.lineno)
@@ -179,6 +186,12 @@ def public_problems(root: Path) -> list[str]:
     return found
 
 
+def _runs_text(function: ast.expr) -> bool:
+    if isinstance(function, ast.Attribute):
+        return function.attr in ("eval", "exec") and ast.unparse(function.value) == "builtins"
+    return isinstance(function, ast.Name) and function.id in ("eval", "exec")
+
+
 def unsafe_problems(source: str) -> list[str]:
     """Uses of JAX's private modules, of pickle and its kin, and of eval and exec, by line."""
     found: list[tuple[int, str]] = []
@@ -188,15 +201,10 @@ def unsafe_problems(source: str) -> list[str]:
             found.append((item.line, f"{name} is private to JAX"))
         if item.module.split(".")[0] in UNSAFE_MODULES:
             found.append((item.line, f"{item.module} runs code from the data it reads"))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("jax._src", "jaxlib._src"):
+    for node in nodes(source):
+        if isinstance(node, ast.Attribute) and node.attr == "_src" and ast.unparse(node) in ("jax._src", "jaxlib._src"):
             found.append((node.lineno, f"{ast.unparse(node)} is private to JAX"))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "eval",
-            "exec",
-            "builtins.eval",
-            "builtins.exec",
-        ):
+        if isinstance(node, ast.Call) and _runs_text(node.func):
             found.append((node.lineno, f"{ast.unparse(node.func)} runs text as code"))
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             found.append((node.value.lineno, "allow_pickle runs code from the data it reads"))

@@ -22,7 +22,7 @@ class Block:
     def position(self, dim: Dim | str) -> int:
         """The index of a dim in storage order."""
         name = dim if isinstance(dim, str) else dim.name
-        return next(i for i, d in enumerate(self.dims) if d.name == name)
+        return [d.name for d in self.dims].index(name)
 
     def size(self, dim: Dim | str) -> int:
         """The stored local size of a dim."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ def letters(shapes: Sequence[Shape], out: Shape) -> str:
     return f"{','.join(side[:-1])}->{side[-1]}"
 
 
+@cache
 def widens(of: Any, dtype: Any) -> bool:
     """True if products of operands with the dtype `of` are added in `dtype`, which is at least as wide."""
     if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly

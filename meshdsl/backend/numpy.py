@@ -35,11 +35,15 @@ def _total_order(x: Any) -> Any:
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
+SMALL = 64  # elements
+
+
 class _NumPy:
     """numpy, plus functions that it lacks; narrow floats are accumulated in float32."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        value = vars(self)[name] = getattr(np, name)  # found there from now on
+        return value
 
     @staticmethod
     def empty(shape: Any, dtype: Any) -> Any:
@@ -89,7 +93,8 @@ class _NumPy:
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-        return NumPy.astype(np.asarray(np.einsum(formula, *_factors(dtype, *xs), optimize=True)), dtype)
+        large = any(x.size > SMALL for x in xs)  # of small operands, finding the order of products takes the time
+        return NumPy.astype(np.asarray(np.einsum(formula, *_factors(dtype, *xs), optimize=large)), dtype)
 
     @staticmethod
     def grouped_dot(x: Any, w: Any, group: Any, dtype: Any, few: bool = False) -> Any:

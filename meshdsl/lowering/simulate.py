@@ -61,10 +61,10 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     stored = np.zeros(program.extents.global_shape(v.dims), v.dtype)
     written = np.zeros(stored.shape, bool)
     unpadded = tuple(slice(0, d.size) for d in v.dims)
+    inside = np.zeros(stored.shape, bool)
+    inside[unpadded] = True
     for coords, x in zip(coordinates(program.mesh), blocks, strict=True):
         slices = _place(program, v, coords)
-        inside = np.zeros(stored.shape, bool)
-        inside[unpadded] = True
         overlap = written[slices] & inside[slices]
         if not _same(stored[slices][overlap], x[overlap]):
             raise InternalError(f"devices disagree on {v} at {coords}")

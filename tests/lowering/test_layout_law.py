@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +38,12 @@ SIZES_PER_ROW, LAYOUTS_PER_SIZE = 3, 5
 PROGRAMS, BLOCKS = 160, 4
 
 
+@cache
+def has_floats(row: Row) -> bool:
+    """True if a result is floating, whatever the sizes."""
+    return any(v.dtype.kind == "f" for v in row.graph({**NAMES, "v": 1}).outs)
+
+
 def weighted(row: Row) -> Any:
     """The row's results and, where it is differentiable, the gradient of their sum with whole weights."""
 
@@ -53,8 +60,7 @@ def weighted(row: Row) -> Any:
 
     def with_gradient(*xs: Tensor) -> Any:
         floating = [i for i, x in enumerate(xs) if x.dtype.kind == "f"]
-        outs = md.eval_shape(results_of, *xs)
-        if not (row.differentiable and floating and any(x.dtype.kind == "f" for x in outs)):
+        if not (row.differentiable and floating and has_floats(row)):
             return results_of(*xs)
         return md.value_and_grad(loss, argnums=floating, has_aux=True)(*xs)
 

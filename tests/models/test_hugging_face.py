@@ -84,10 +84,16 @@ def step_of(workload: md.Workload) -> Any:
     return step
 
 
+@functools.cache
+def compiled(name: str) -> md.Compiled:
+    """The step, whose trace all layouts share."""
+    return md.compile(step_of(imported(name)[0]), "", "")
+
+
 def errors(name: str, mesh: str, layout: str) -> tuple[float, float]:
     """The largest error of logits and of gradients under a layout; every device is run in NumPy."""
-    workload, params = imported(name)
-    program = md.compile(step_of(workload), mesh, layout).program(params, batch_of(name))
+    params = imported(name)[1]
+    program = compiled(name).under(mesh, layout).program(params, batch_of(name))
     logits, *grads = md.simulate(program, *jax.tree.leaves((params, batch_of(name))))
     expected = [gradients(name)[path] for path in sorted(params)]
     computed = reference(name)["evaluated" if "evaluated" in reference(name) else "logits"]

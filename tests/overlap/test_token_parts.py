@@ -175,24 +175,14 @@ def test_dispatch_by_masks_is_not_cut() -> None:
         planned(program_of("switch", dispatch="einsum"), "halves", dim="batch")
 
 
-@pytest.mark.parametrize("router", ["switch", "batch_prioritised"])
-@pytest.mark.parametrize("loops", [False, True], ids=["unrolled", "loops"])
-@pytest.mark.parametrize("remat", ["none", "collectives"])
-def test_layers_in_a_loop(router: str, loops: bool, remat: str) -> None:
-    """A step stores the indices and the slots of a part for the backward pass; loops have one body for all layers.
-
-    A backward pass that routes again has the numbers of the whole group, and so have the exchanged values it reads.
-    """
+@cache
+def layers_in_a_loop(router: str, remat: str) -> tuple[Program, tuple[np.ndarray, ...], tuple[Any, ...]]:
+    """A step of four layers, two of them with experts; its arguments and its results."""
     model = gpt2_moe.replace(
         layers=4, d_model=8, heads=2, d_head=4, d_ff=8, expert_hidden=8, vocab=16, batch=16, length=4, experts=4,
         sequences=4, capacity_factor=1.0, router=router, dispatch="index",
     )  # fmt: skip
     program = md.compile(model.train_step(), plan=md.Plan("rows:4", WHERE[1], remat=remat)).program(*model.specs())
-    made = LoopsInParts("batch", 2).split(program) if loops else split(unroll(program), "batch", 2).program
-    verify(made, "split")
-    check(made, "split")
-    if remat == "none":  # of two layers with experts, by loop: forward, backward
-        assert [sum(eqn.op is PLACED for eqn in one.eqns) for one in bodies(made)] == ([0, 2, 2] if loops else [2 * 2])
     rng = np.random.default_rng(0)
     given = tuple(
         rng.integers(0, 16, [d.size for d in v.dims]).astype(v.dtype)
@@ -200,7 +190,24 @@ def test_layers_in_a_loop(router: str, loops: bool, remat: str) -> None:
         else (0.5 * rng.standard_normal([d.size for d in v.dims])).astype(v.dtype) ** (1 + v.name.startswith("state"))
         for v in program.ins
     )
-    for a, b in zip(md.simulate(program, *given), md.simulate(made, *given), strict=True):
+    return program, given, tuple(md.simulate(program, *given))
+
+
+@pytest.mark.parametrize("loops", [False, True], ids=["unrolled", "loops"])
+@pytest.mark.parametrize("remat", ["none", "collectives"])
+@pytest.mark.parametrize("router", ["switch", "batch_prioritised"])
+def test_layers_in_a_loop(router: str, loops: bool, remat: str) -> None:
+    """A step stores the indices and the slots of a part for the backward pass; loops have one body for all layers.
+
+    A backward pass that routes again has the numbers of the whole group, and so have the exchanged values it reads.
+    """
+    program, given, wanted = layers_in_a_loop(router, remat)
+    made = LoopsInParts("batch", 2).split(program) if loops else split(unroll(program), "batch", 2).program
+    verify(made, "split")
+    check(made, "split")
+    if remat == "none":  # of two layers with experts, by loop: forward, backward
+        assert [sum(eqn.op is PLACED for eqn in one.eqns) for one in bodies(made)] == ([0, 2, 2] if loops else [2 * 2])
+    for a, b in zip(wanted, md.simulate(made, *given), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6 * max(1, np.abs(a).max()))  # gradients in another order
 
 
