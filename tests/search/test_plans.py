@@ -206,7 +206,7 @@ def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float)
 
     limit = part * cost(md.Plan("x:8", "batch:x")).peak_bytes
     every = [report.seconds for report in map(cost, RECIPES) if report.peak_bytes <= limit]
-    dims, meshes = "batch length vocab", ["x:8", "x:4 y:2"]  # those of the recipes
+    dims, meshes = "batch length vocab d_ff heads", ["x:8", "x:4 y:2"]
     result = md.search(wide, mesh=meshes, dims=dims, machine=machine, limit=limit, knobs=knobs, time_limit=None)
     assert every and result.best.fits and result.best.seconds <= min(every)
 
