@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..errors import Where
 from ..errors.deadline import check_deadline
@@ -32,8 +33,7 @@ def lane_of(axes: Sequence[str]) -> str:
     return f"axis {name}" if name == COMPUTE else name
 
 
-@dataclass(frozen=True, eq=False)
-class Event:
+class Event(NamedTuple):
     """One instruction on one lane, in seconds from the start. Inside a loop, the times are those of the first trip."""
 
     lane: str  # "compute", the mesh axes of a collective: "rows,cols", or "host memory"
@@ -199,13 +199,13 @@ class LaneSchedule:
             often = step.eqn.runs(key)
             total.add(arm, often)
             total.seconds += arm.seconds * often
-            total.events += [replace(event, trips=event.trips * often) for event in arm.events]
+            total.events += [event._replace(trips=event.trips * often) for event in arm.events]
         return total
 
     def repeated(self, loop: LoopStep, depth: int) -> LaneSpan:
         """The span of a loop whose trips do not overlap."""
         once = self.span(loop.body, depth + 1)
-        events = [replace(event, trips=event.trips * loop.trips) for event in once.events]
+        events = [event._replace(trips=event.trips * loop.trips) for event in once.events]
         total = LaneSpan(once.seconds * loop.trips, events=events)
         total.add(once, loop.trips)
         return total
@@ -233,7 +233,7 @@ class LaneSchedule:
         _run(everything, self.machine.overlap_slowdown)
         spans = [self.summed(items, depth) for items in trips]
         total = LaneSpan(spans[-1].seconds)
-        total.events = [replace(event, trips=event.trips * loop.trips) for event in spans[0].events]
+        total.events = [event._replace(trips=event.trips * loop.trips) for event in spans[0].events]
         for span in spans:
             total.add(span)
         if loop.trips > len(trips):
@@ -276,7 +276,7 @@ class LaneSchedule:
             ticks = self.ledger.program.ticks(item.step.eqn) if isinstance(item.step, LoopStep) else ""
             total.events.append(Event(lane, item.start, took, item.step, lines, 1, depth, ticks))
             if item.inner is not None:
-                total.events += [replace(e, start=item.start + e.start) for e in item.inner.events]
+                total.events += [e._replace(start=item.start + e.start) for e in item.inner.events]
         return total
 
 

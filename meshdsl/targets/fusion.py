@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from ..control import BARRIER
 from ..ir import Cond, Eqn, Fuses, Graph, Var, While
@@ -111,8 +111,7 @@ def _keeps_order(program: Program, transpose: Eqn) -> bool:
     return [d for d in x.dims if sizes[d] > 1] == [d for d in out.dims if sizes[d] > 1]
 
 
-@dataclass(frozen=True)
-class _Chain:
+class _Chain(NamedTuple):
     """Consecutive equations inside one kernel."""
 
     smallest: Var | None  # the value to store if the chain is cut; None if recomputing is cheap

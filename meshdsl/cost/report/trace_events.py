@@ -8,7 +8,6 @@ the events of its first trips, which the timeline puts at equal intervals; `trip
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...lowering.program import Program
@@ -59,7 +58,7 @@ def _unrolled(events: Sequence[Event]) -> list[Event]:
             interval = event.seconds / event.step.trips if event.step.trips else 0.0
             apart = all(each.start + each.seconds <= event.start + interval * (1 + 1e-6) for each in trip)
             for number in range(min(event.step.trips, TRIPS if apart else 1)):  # trips that overlap are shown once
-                shown += [replace(each, start=each.start + number * interval) for each in trip]
+                shown += [each._replace(start=each.start + number * interval) for each in trip]
             i = end
         else:
             i += 1
