@@ -33,7 +33,7 @@ OVERLAP = TIMES | {"speedup": "{speedup:.2f}", "change": "{exposed_change:.0%}",
 GROUPS = {
     "dense": Group("benchmarks.overlap_dense", "{case}.{overlap}", TIMES),
     "lancet": Group(
-        "benchmarks.overlap --machines a100-p4de v100-p3dn --routers switch batch_prioritised --devices 16 32 64",
+        "benchmarks.overlap --machines a100-p4de v100-p3dn --routers switch batch_prioritised",
         "{size}.{machine}.{devices}.{router}.{overlap}",
         OVERLAP,
     ),
