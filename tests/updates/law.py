@@ -21,6 +21,7 @@ import numpy as np
 
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
+from tests.optim.simulated import Simulated
 
 TOLERANCE = 1e-12
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -85,7 +86,7 @@ def compiled_with(
 
 
 def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int, **options: Any) -> tuple[Any, md.Compiled]:
-    """The state after some steps as NumPy arrays, and the step."""
+    """The state after some steps as NumPy arrays, and the step; devices run a sharded one, NumPy a replicated one."""
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         value, grads = md.value_and_grad(loss)(params, batch)
@@ -95,8 +96,9 @@ def run(optimizer: Any, mesh: str, layout: str, mode: str, steps: int, **options
     compiled = compiled_with(step, mesh, layout, weight_update=mode, **options)
     params, batch = start()
     state, metrics = optimizer.init(params), None
+    ran = Simulated(compiled) if mode == "replicated" else compiled
     for _ in range(steps):
-        params, state, metrics = compiled(params, state, batch)
+        params, state, metrics = ran(params, state, batch)
     return jax.tree.map(lambda x: x.numpy(), (params, state, metrics)), compiled
 
 
