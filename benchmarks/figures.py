@@ -173,6 +173,9 @@ GROUPS = {
         "{attention}",
         {"cycles": "{cycles_ratio:.2f}", "peak": "{peak_ratio:.2f}"},
     ),  # the same
+    "trips": Group(
+        "benchmarks.pipelines 8 32", "{remat}.{microbatches}", {"ratio": "{ratio:.3f}"}
+    ),  # the same, then with --remat none
     "tpu": Group(
         "benchmarks.tpu_cycles", "{workload}.{candidate}", {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}"}
     ),  # with a Python that has the extra `aot`; then with --large
