@@ -34,9 +34,7 @@ class StageDims:
     stage: Dim
     inner: Dim  # layers of one block
     own: Dim  # layers of one stage
-    beside: frozenset[str] = (
-        frozenset()
-    )  # other dims that the layout maps to axes of the stages, such as the vocabulary
+    beside: frozenset[str] = frozenset()  # other dims mapped to the axes of the stages, such as the vocabulary
 
     @property
     def chunks(self) -> int:
