@@ -75,7 +75,7 @@ class Pipe:
 
     @cached_property
     def crossing(self) -> tuple[Var, ...]:
-        """Values computed between the loops over layers that the backward loop or later equations read."""
+        """Values, computed between the loops over layers or `along`, that the backward loop or later equations read."""
         consts, _, rows = operands_of(self.loop.backward)
         saved = {*self.saved}
         read = [v for v in (*consts, *rows) if v not in saved]
@@ -147,7 +147,7 @@ class Pipe:
 
     @cached_property
     def _entering_graph(self) -> Graph:
-        """What enters the first stage."""
+        """The computation of the first layer's inputs, and of what goes along with them."""
         return self._before([*operands_of(self.loop.forward)[1], *self.along])
 
     @cached_property
@@ -237,7 +237,10 @@ class Pipe:
         return StageLoop(loop.forward, operands, block, read=weights, written=written), results
 
     def _entering(self, number: Tensor) -> list[Tensor]:
-        """What the first layer takes of a micro-batch; with the dim `stage` if each stage has its own number."""
+        """The inputs of the first layer, and what goes along with them, for the micro-batch of this number.
+
+        If `number` has the dim `stage`, each stage computes them for a micro-batch of its own.
+        """
         known = [*self.ins[: len(self.given[0])], *self.row(number)]
         return self._results(self._entering_graph, known, self.stage in number.dims)
 
