@@ -7,7 +7,7 @@ the stored sizes of the values that are read and written (see `fusion`). `timeli
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from ..ir import Cause, Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
+from ..ops.creation import EMPTY
 from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, steps
 from .attention import AttentionWork, is_scores, work_of_attention
 
@@ -203,13 +204,16 @@ def _lines(
 
 
 def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order: dict[Eqn, int]) -> Iterator[Line]:
-    unread = set(step.reads)
+    unread = dict(zip(step.reads, step.read_bytes, strict=True))
+    *_, last = step.eqns
+    if _in_place(program, last):
+        unread.pop(last.ins[0], None)
     for eqn in step.eqns:
         moved = [(v, written_bytes(program, eqn, v)) for v in eqn.outs if v in step.writes]
         # the last equation also pays for reads through views and for recomputed operands
-        reads = unread if eqn is step.eqns[-1] else unread.intersection(eqn.ins)
-        moved += [(v, read_bytes(program, eqn, v)) for v in _in_order(eqn.ins, reads)]
-        unread = unread - reads
+        own = [v for v in dict.fromkeys(eqn.ins) if v in unread]
+        reads = [*own, *(v for v in unread if v not in own)] if eqn is last else own
+        moved += [(v, unread.pop(v)) for v in reads]
         matmul = matmul_of(program, eqn)
         flops = operations(eqn, program.local_shape) if eqn.collective is None else 0.0
         attention = work_of_attention(program, eqn)
@@ -220,12 +224,6 @@ def _kernel(program: Program, step: Kernel, trips: float, unbounded: bool, order
             moved = moved[:1]  # the other side of the copy is not in the device's memory
         total, scores = sum(n for _, n in moved), sum(n for v, n in moved if is_scores(program, v))
         yield Line(order[eqn], eqn, kind, trips, unbounded, flops, total, dtype, matmul, None, step, scores, attention)
-
-
-def _in_order(ins: Sequence[Var], reads: Collection[Var]) -> list[Var]:
-    """These values, operands of an equation first, in their order."""
-    own = [v for v in dict.fromkeys(ins) if v in reads]
-    return own + [v for v in reads if v not in own]
 
 
 def _kind(eqn: Eqn, products: bool, flops: float) -> str:
@@ -243,20 +241,13 @@ def _in_place(program: Program, eqn: Eqn) -> bool:
 
 
 def written_bytes(program: Program, eqn: Eqn, v: Var) -> int:
-    """Bytes that an equation writes of a stored result: all of it, or in place those of its second operand."""
-    return program.local_bytes(eqn.ins[1] if _in_place(program, eqn) else v)
+    """Bytes that an equation writes of a stored result: all of it; in place, those of its second operand.
 
-
-def read_bytes(program: Program, eqn: Eqn, v: Var) -> int:
-    """Bytes that an equation reads of one stored operand: all of it, or for a pick at most the bytes that it writes.
-
-    In place, it reads none of the operand that it writes.
+    Memory that nothing has written yet is only allocated.
     """
-    if _in_place(program, eqn) and v is eqn.ins[0]:
+    if eqn.op is EMPTY:
         return 0
-    picks = not isinstance(eqn.op, Op) or eqn.op.fuses is Fuses.PICK
-    stored_bytes = program.local_bytes(v)
-    return min(stored_bytes, sum(map(program.local_bytes, eqn.outs))) if picks else stored_bytes
+    return program.local_bytes(eqn.ins[1] if _in_place(program, eqn) else v)
 
 
 def matmul_of(program: Program, eqn: Eqn) -> Matmul | None:

@@ -27,6 +27,7 @@ class Kernel:
 
     eqns: tuple[Eqn, ...]
     reads: tuple[Var, ...]
+    read_bytes: tuple[int, ...]  # of each value that it reads; of one that it picks from, at most what it picks
     writes: tuple[Var, ...]
     overwritable: tuple[Var, ...] = ()  # reads of elementwise equations only: the result may overwrite them
 
@@ -78,6 +79,7 @@ class Branch:
 
 
 Step = Kernel | Send | Wait | LoopStep | Branch
+Reads = dict[tuple[Var, Var], int]  # bytes by stored value and by what is picked from it, or the value itself
 REMADE = 1.25  # recompute a value in each reader if that reads at most this many times the value's elements
 
 
@@ -136,7 +138,8 @@ class _Fusion:
             if eqn.op is FENCE or eqn.op is BARRIER:
                 self.results.update(map(self.holder, eqn.ins))
         self.scores, self.scores_of = scores_of(program), scores_of
-        self.roots: dict[Var, tuple[Var, ...]] = {}  # value that is not stored -> stored values read instead
+        self.makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        self.roots: dict[Var, Reads] = {}  # value that is not stored -> what is read instead
         self.chains: dict[Var, _Chain] = {}  # for each value that is not stored
         self.ending: set[Eqn] = set()  # elementwise equations that run in the kernel of a reduction
         for eqn in program.eqns:
@@ -184,15 +187,24 @@ class _Fusion:
         """True if an equation may share a kernel with those that make its operands and with those that read it."""
         return takes_inside(eqn) and not (self.scores.products_alone and is_product(eqn))
 
+    def gathers(self, pick: Eqn) -> bool:
+        """True if an operation picks at several indices."""
+        return any(self.bytes(v) > v.dtype.itemsize for v in pick.ins[1:])
+
     def for_products(self, v: Var, readers: Sequence[Eqn]) -> bool:
         """True for a value, not of scores, that only products read: each computes it again, whatever that reads."""
         return self.scores.recomputed_by_products and names(v) not in self.scores.dims and all(map(is_matmul, readers))
 
-    def cheap(self, v: Var, roots: Sequence[Var]) -> bool:
-        """True if recomputing a value reads little more than reading it; of attention scores, no more bytes."""
+    def cheap(self, v: Var, roots: Reads) -> bool:
+        """True if recomputing a value reads little more than reading it; of attention scores, no more bytes.
+
+        Rows at several indices are gathered once.
+        """
+        if any(via is not root and self.gathers(self.makers[via]) for root, via in roots):
+            return False
         if names(v) in self.scores.dims:
-            return sum(map(self.bytes, roots)) <= self.bytes(v)
-        return sum(map(self.size, roots)) <= REMADE * self.size(v)
+            return sum(roots.values()) <= self.bytes(v)
+        return sum(n // root.dtype.itemsize for (root, _), n in roots.items()) <= REMADE * self.size(v)
 
     def stored_for_reduction(self, v: Var) -> bool:
         """True for stored scores that a reduction reads. The kernel that stores it reduces too, not in place."""
@@ -223,10 +235,23 @@ class _Fusion:
         for eqn, v in after[:-1]:
             self.roots[v], self.chains[v] = self.reads(eqn), self.chain(eqn, v)
 
-    def reads(self, eqn: Eqn) -> tuple[Var, ...]:
-        """The stored values that an equation reads, including those read through values inside its kernel."""
-        ins = map(self.holder, eqn.ins)
-        return tuple(dict.fromkeys(root for v in ins for root in self.roots.get(v, (v,))))
+    def reads(self, eqn: Eqn) -> Reads:
+        """What an equation reads from memory, also through values inside its kernel."""
+        found: Reads = {}
+        for v in map(self.holder, eqn.ins):
+            found |= self.roots.get(v, {(v, v): self.bytes(v)})
+        if kind(eqn) is Fuses.PICK:
+            most = sum(map(self.bytes, eqn.outs))
+            return {(root, eqn.outs[0]): min(n, most) for (root, _), n in found.items()}
+        if kind(eqn) is Fuses.UPDATE:
+            return {read: 0 if self.writes_twice(eqn, read[0]) else n for read, n in found.items()}
+        return found
+
+    def writes_twice(self, update: Eqn, v: Var) -> bool:
+        """True if the kernel that makes `v` also writes it where an update does."""
+        maker, written = self.makers.get(v), self.holder(update.ins[1])
+        alone = [*self.roots.get(written, {(written, written): 0})] == [(v, v)]
+        return alone and maker is not None and takes_inside(maker)
 
     def bytes(self, v: Var) -> int:
         return self.program.local_bytes(v)
@@ -250,15 +275,18 @@ class _Fusion:
 
     def step(self, parts: list[Eqn]) -> Step:
         eqn = parts[-1]
-        reads, writes = self.reads(eqn), eqn.outs
+        read = self.reads(eqn)
+        reads, writes = tuple(dict.fromkeys(root for root, _ in read)), eqn.outs
         if eqn.sends:
             return Send(eqn, reads, writes)
         if eqn.control is None:
-            not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v in self.reads(part)}
+            not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v, _ in self.reads(part)}
             overwritable = tuple(v for v in reads if v not in not_elementwise)
-            return Kernel(
-                tuple(parts), reads, writes, () if any(map(self.stored_for_reduction, writes)) else overwritable
-            )
+            if any(map(self.stored_for_reduction, writes)):
+                overwritable = ()
+            sizes = [sum(n for (root, _), n in read.items() if root is v) for v in reads]
+            read_bytes = tuple(min(n, self.bytes(v)) for n, v in zip(sizes, reads, strict=True))
+            return Kernel(tuple(parts), reads, read_bytes, writes, overwritable)
         inner = tuple(steps(cast(Program, sub), self.scores_of) for sub in eqn.graphs().values())
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)

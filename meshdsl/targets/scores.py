@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..ir import Eqn, Fuses, Graph, Op, Product, Var
+from ..ir import Eqn, Fuses, Op, Product, Var
 from ..lowering import Program
 from ..ops.dtypes import CAST
 from ..ops.joining import INDEX, STACK
@@ -25,20 +25,24 @@ def kind(eqn: Eqn) -> Fuses:
     return Fuses.KERNEL if eqn.sends else Fuses.PICK
 
 
-def batches(graph: Graph) -> dict[Eqn, set[Var]]:
+def batches(program: Program) -> dict[Eqn, set[Var]]:
     """For each batched matrix product (for example scores by values), its operands before views and casts.
 
-    An einsum counts as batched if some dim is in both operands and in the result; rows by weights is not.
+    An einsum counts as batched if some dim of more than one element on a device is in both operands and in the result:
+    rows by weights is not, also not those of one stage of a pipeline.
     """
     source: dict[Var, Var] = {}  # through views and casts
     operands: dict[Eqn, set[Var]] = {}
-    for eqn in graph.eqns:
+    for eqn in program.eqns:
         ins = [source.get(v, v) for v in eqn.ins]
         if ins and (kind(eqn) is Fuses.VIEW or eqn.op is CAST):
             source[eqn.outs[0]] = ins[0]
         elif is_matmul(eqn):
-            names = [{d.name for d in v.dims} for v in (*eqn.ins, eqn.outs[0])]
-            if set.intersection(*names):
+            longer = (
+                {d.name for d, n in zip(v.dims, program.local_shape(v), strict=True) if n > 1}
+                for v in [*eqn.ins, *eqn.outs]
+            )
+            if set.intersection(*longer):
                 operands[eqn] = set(ins)
     return operands
 

@@ -222,7 +222,7 @@ def test_loops_in_parts_keep_one_body_and_hide_exchanges() -> None:
     program = compiled.program(*model.specs())
     assert [eqn.scan.trips for eqn in program.eqns if eqn.scan] == [6, 6]
     assert compiled.overlap.chosen == "loops in 2 parts of batch"
-    assert compiled.overlap.after.exposed < 0.2 * compiled.overlap.before.exposed
+    assert compiled.overlap.after.exposed < 0.25 * compiled.overlap.before.exposed
     with pytest.raises(md.NoEffectError, match=r"(?s)no collective in a loop runs in 2 parts.*loop at .*'length'"):
         step(md.Overlap("skew", dim="length")).program(*model.specs())
 
