@@ -6,7 +6,7 @@ the numbers of slots in parts, and so have the indices that it stores; the other
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,14 +19,18 @@ from .split import split
 
 @dataclass
 class LoopsInParts:
-    """Splits the bodies of a program's loops and branches, the innermost first, into `n` parts along `dim`."""
+    """Splits the bodies of a program's loops and branches, the innermost first, into `n` parts along `dim`.
+
+    Only bodies of which `wanted` is true are split.
+    """
 
     dim: str
     n: int
+    wanted: Callable[[Program], bool] = lambda body: True
     part: dict[Eqn, int] = field(default_factory=dict[Eqn, int])  # equation -> number of its part
 
     def split(self, program: Program) -> Program:
-        """The program with all bodies in parts."""
+        """The program with its bodies in parts."""
         readers = readers_of(program)
         read: dict[Eqn, list[StoredSlots]] = {}  # by loop of the backward pass
         eqns: list[Eqn] = []
@@ -45,6 +49,8 @@ class LoopsInParts:
         slots: list[StoredSlots] = []
 
         def body(one: Any) -> Program:
+            if not self.wanted(one):
+                return self.split(one)
             parts = split(self.split(one), self.dim, self.n, stored=stored, read=read)
             self.part.update(parts.part)
             slots.extend(parts.slots)

@@ -202,17 +202,23 @@ class Planner:
 
     def loops_in_parts(self) -> Iterator[tuple[str, Program]]:
         """The bodies of loops in parts along one dim, where collectives are in parts then, for each such dim."""
+        for name, program in self.in_parts(self.program):
+            yield f"loops in {name}", self.in_order(self.combined(program), list_schedule)
+
+    def in_parts(
+        self, program: Program, wanted: Callable[[Program], bool] = lambda body: True
+    ) -> Iterator[tuple[str, Program]]:
+        """A program with its wanted bodies of loops in parts, and all bodies in an order of their own, for each dim."""
         for dim in self.cut_dims():
-            loops = LoopsInParts(dim, self.request.parts)
-            program = loops.split(self.program)
+            loops = LoopsInParts(dim, self.request.parts, wanted)
+            split = loops.split(program)
 
             def order(one: Program, part: Mapping[Eqn, int] = loops.part) -> Program:
                 in_parts = any(eqn.sends for eqn in one.eqns if eqn in part)
                 return self.delayed(one, part)[1](math.inf, False) if in_parts else self.body_in_order(one)
 
             if any(eqn.sends for eqn in loops.part):
-                program = self.bodies_in_order(program, order)
-                yield f"loops in {loops.n} parts of {dim}", self.in_order(self.combined(program), list_schedule)
+                yield f"{loops.n} parts of {dim}", self.bodies_in_order(split, order)
 
     def no_loop_in_parts(self) -> str:
         """The reason for each loop and dim, a line each."""
@@ -235,12 +241,21 @@ class Planner:
     def ticks(self, mode: str) -> Iterator[tuple[str, Program]]:
         """The program of a pipeline with every loop body in an order of its own; and that with paired ticks.
 
+        The ticks before and after the paired ones have one pass, whose parts hide the communication of each other.
         Outside of loops, collectives that start early would need more memory than they save time.
         """
-
         if self.paired is not None:
             yield "a loop for each pass", self.bodies_in_order(self.program, self.body_in_order)
-            yield "one loop for both passes", self.bodies_in_order(self.paired(), self.body_in_order)
+            paired, in_parts = self.paired(), False
+            yield "one loop for both passes", self.bodies_in_order(paired, self.body_in_order)
+            for name, program in self.in_parts(paired, _is_of_one_pass):
+                yield f"one loop for both passes, the others in {name}", program
+                in_parts = True
+            if mode == "ticks" and not in_parts and not self.default_parts:
+                raise NoEffectError(
+                    "dim and parts have no effect with overlap='ticks': in ticks of one pass, no collective has parts\n"
+                    f"{self.no_loop_in_parts()}  leave dim and parts out"
+                )
         elif mode != "auto":
             raise NoEffectError(
                 f"overlap={mode!r} has no effect: no loop over 2 micro-batches or more runs in pipeline stages\n"
@@ -358,3 +373,8 @@ def _bytes_in_parts(parts: Parts) -> float:
     """The expected bytes of the collectives that run in parts."""
     sent = [parts.program.record(eqn, 1) for eqn in parts.part if eqn.sends]
     return sum(record.bytes * record.op.share for record in sent)
+
+
+def _is_of_one_pass(body: Program) -> bool:
+    """True unless a loop's body sends in both passes."""
+    return len({eqn.backward for eqn in body.eqns if eqn.sends}) < 2

@@ -12,6 +12,7 @@ from ..errors.units import percent, seconds, show_bytes
 
 MODES = ("none", "auto", "dw", "partition", "lancet", "experts", "list", "ring", "skew", "halves", "ticks")
 CHOOSING = ("partition", "lancet", "experts")  # modes that choose the number of parts
+IN_PARTS = ("halves", "skew", "ticks", "auto")  # modes that take a number of parts
 STEPS = ("auto", "flat", "always")  # for collectives in steps
 SHOWN = 20  # `print` shows this many windows, the longest
 
@@ -33,7 +34,8 @@ class Overlap:
     - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late, or each
       body is in `parts` parts along `dim`;
     - "ticks": loops stay loops; in a tick of a pipeline, each pass runs beside the messages of the other, or both run
-      layer by layer in one loop, each beside the communication of the other, for different micro-batches;
+      layer by layer in one loop, each beside the communication of the other, for different micro-batches; layers of
+      ticks with one pass may run in `parts` parts along `dim`;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
     - "auto": the fastest of these by the timeline ("partition" and "experts" are not tried: "lancet" and "halves" cut
       more); of a pipeline, "ticks", as the other modes unroll its ticks and then store what every micro-batch saves.
@@ -60,10 +62,10 @@ class Overlap:
             raise LayoutError(f"overlap={self.mode!r} is not available; {nearest(self.mode, MODES)}")
         if not isinstance(self.parts, int) or self.parts < 2:
             raise LayoutError(f"parts={self.parts!r}: a program is cut into 2 parts or more")
-        if self.dim is not None and self.mode not in ("halves", "skew", *CHOOSING, "auto"):
+        if self.dim is not None and self.mode not in (*IN_PARTS, *CHOOSING):
             no_effect(NoEffectError(f"dim has no effect with overlap={self.mode!r}: nothing is cut into parts"), strict)
             object.__setattr__(self, "dim", None)
-        if self.parts != 2 and self.mode not in ("halves", "skew", "auto"):
+        if self.parts != 2 and self.mode not in IN_PARTS:
             why = "it chooses the number of parts" if self.mode in CHOOSING else "nothing is cut into parts"
             no_effect(NoEffectError(f"parts has no effect with overlap={self.mode!r}: {why}"), strict)
             object.__setattr__(self, "parts", 2)

@@ -88,6 +88,9 @@ class Case:
         return "; ".join(rules)
 
 
+OVERLAP = [0.5, 0.1, 0.1, 0.05, 0.05, 0.1, 0.1]  # probabilities
+
+
 def draw(seed: int, largest: int = 4) -> Case:
     """A random case with at most `largest` stages; of more than 4, with loops unrolled or overlapped at times."""
     rng = np.random.default_rng(seed)
@@ -105,7 +108,7 @@ def draw(seed: int, largest: int = 4) -> Case:
         bool(rng.random() < 0.6),
         [False, True, "products"][int(rng.integers(3))],
         str(rng.choice(["replicated", "sharded"], p=[0.7, 0.3])) if "data" in axes else "replicated",
-        str(rng.choice(["none", "list", "halves", "auto", "ticks", "paired"], p=[0.55, 0.1, 0.1, 0.05, 0.1, 0.1]))
+        str(rng.choice(["none", "list", "halves", "auto", "ticks", "paired", "parts"], p=OVERLAP))
         if largest > 4
         else "none",
         largest > 4 and bool(rng.random() < 0.1),
@@ -185,22 +188,29 @@ def differ(got: list[np.ndarray], wanted: list[np.ndarray], exact: bool) -> floa
 TICKS = Planner.ticks
 
 
-def paired_ticks(self: Planner, mode: str) -> Iterator[tuple[str, Program]]:
+def paired_ticks(self: Planner, mode: str, end: str = "passes") -> Iterator[tuple[str, Program]]:
     """Of the plans "ticks", the one with one loop for both passes, whatever its time."""
-    return (one for one in TICKS(self, mode) if one[0] == "one loop for both passes")
+    return (one for one in TICKS(self, mode) if one[0].startswith("one loop") and one[0].endswith(end))
+
+
+def in_parts(self: Planner, mode: str) -> Iterator[tuple[str, Program]]:
+    """The one with the other loops in parts of the batch; without such loops, as `paired_ticks`."""
+    plans = [*paired_ticks(self, mode, "batch"), *paired_ticks(self, mode)]
+    return iter(plans[:1])
 
 
 def compiled(case: Case, step: Any, args: list[Any]) -> Any:
     """The step in stages, without the options that are refused because they change nothing."""
     machine = "tpu-v5e" if case.overlap != "none" else None
-    overlap = "ticks" if case.overlap == "paired" else case.overlap
+    ticks = {"paired": paired_ticks, "parts": in_parts}.get(case.overlap, TICKS)
+    overlap = case.overlap if ticks is TICKS else "ticks"
     options = {"weight_update": case.update, "overlap": overlap, "unroll": case.unroll, "machine": machine}
     options |= {"chunks": case.chunks} if case.chunks > 1 else {}
     for left_out in ((), ("unroll",), ("overlap", "machine"), ("overlap", "machine", "weight_update")):
         kept = {name: x for name, x in options.items() if name not in left_out}
         try:
             pipe = md.compile(step, case.mesh, case.layout, **kept)
-            with mock.patch.object(Planner, "ticks", paired_ticks if case.overlap == "paired" else TICKS):
+            with mock.patch.object(Planner, "ticks", ticks):
                 pipe.program(*args)
             return pipe
         except md.LayoutError as error:

@@ -19,6 +19,7 @@ import meshdsl as md
 from benchmarks import published_pipelines
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
+from meshdsl.models.deepseek import deepseek
 from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
 from meshdsl.ops.contraction import EINSUM
@@ -236,7 +237,9 @@ def test_auto_keeps_the_ticks_of_a_pipeline():
     step = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, overlap="auto", machine="h100"))
     scans = [eqn.scan.dim.name for eqn in step.program(*LLAMA.specs()).eqns if eqn.scan is not None]
     assert {"fill", "steady", "drain"} <= set(scans)
-    assert [one.name for one in step.overlap.attempts] == ["none", "a loop for each pass", "one loop for both passes"]
+    paired, *in_parts = [one.name for one in step.overlap.attempts][2:]
+    assert paired == "one loop for both passes"
+    assert in_parts == [f"{paired}, the others in 2 parts of {dim}" for dim in ("batch", "length")]
 
 
 def test_in_ticks_with_a_loop_for_each_pass_messages_run_beside_the_other_pass():
@@ -245,6 +248,26 @@ def test_in_ticks_with_a_loop_for_each_pass_messages_run_beside_the_other_pass()
     step.program(*LLAMA.specs())
     assert step.overlap.chosen == "a loop for each pass" and not step.pipelines(*LLAMA.specs())[0].late
     assert step.overlap.after.exposed < 0.2 * step.overlap.before.exposed  # what is left is not in steady ticks
+
+
+def test_exchanges_in_ticks_of_one_pass_hide_behind_another_part():
+    model = deepseek.replace(
+        batch=256, length=4096, vocab=1024, layers=5, d_model=4096, heads=8, d_head=128, d_expert=2048, experts=32,
+        chosen=4, capacity_factor=1.0, compute_dtype="bfloat16",
+    )  # fmt: skip
+    where = {"mesh": "stages:2 rows:32", "layout": "layer:stages; batch:rows; expert:rows", "microbatches": 4}
+
+    def step(dim: str) -> md.Compiled:
+        overlap = md.Overlap("ticks", dim=dim)
+        return md.compile(model.train_step(), plan=md.Plan(**where, machine="h100:compiled,flash", overlap=overlap))
+
+    found = step("batch")
+    found.program(*model.specs())
+    paired, in_parts = found.overlap.attempts[-2:]
+    assert found.overlap.chosen == f"{paired.name}, the others in 2 parts of batch" == in_parts.name
+    assert in_parts.exposed < 0.7 * paired.exposed
+    with pytest.raises(md.NoEffectError, match=r"(?s)dim and parts have no effect with overlap='ticks'.*'vocab'"):
+        step("vocab").program(*model.specs())
 
 
 def test_ticks_without_a_pipeline_are_refused():
