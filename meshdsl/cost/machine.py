@@ -66,6 +66,7 @@ class Machine:
     operation: float = 0.0  # seconds of the host to launch one operation; 0: the program is compiled
     attention: float = 0.0  # fraction of the peak that a fused attention kernel reaches; 0: scores are stored
     fused_attention: float = 0.0  # the same for the fused kernel of md.attention, from the mode flash; 0: as a product
+    capability: float = 0.0  # of a GPU, which decides its kernels; 0: unknown
     overlap_slowdown: float = 1.13  # factor on compute time while a collective runs
     uncertainty: float | Mapping[str, float] = 0.15  # half-width of the interval as a fraction; or by regime: REGIMES
     asynchronous: tuple[str, ...] = KINDS  # kinds of collectives that run beside compute between a start and a wait
@@ -78,7 +79,7 @@ class Machine:
     @property
     def target(self) -> Target:
         """What is known of the compiler of these devices."""
-        return target_for(self.device)
+        return target_for(self.device, self.capability)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.title}; {self.network}"

@@ -68,7 +68,7 @@ def read_toml(path: Path, kind: str, way_out: Callable[[], str]) -> dict[str, An
 
 
 RATES = ("vector", "hbm", "hbm_bandwidth", "launch")
-FACTORS = ("transcendental", "overlap_slowdown", "operation", "attention", "tdp", "host_bandwidth")
+FACTORS = ("transcendental", "overlap_slowdown", "operation", "attention", "tdp", "host_bandwidth", "capability")
 NUMBERS = (*RATES, *FACTORS)
 CURVES = {"efficiency": "FLOPs, fraction", "convolution": "FLOPs, fraction", "memory": "bytes, fraction"}
 ASYNCHRONY = ("asynchronous", "overlapped_by_compiler")

@@ -35,11 +35,14 @@ def device_words() -> list[str]:
     return [word for target in TARGETS for word in target.devices]
 
 
-def target_for(device: str) -> Target:
-    """The target of a machine, by its word for one device; raises `LayoutError` for a word that no target has."""
+def target_for(device: str, capability: float = 0.0) -> Target:
+    """The target of a machine, by its word for one device and the devices' compute capability, if that is known.
+
+    Raises `LayoutError` for a word that no target has.
+    """
     for target in TARGETS:
         if device in target.devices:
-            return target
+            return _with_capability(target, capability) if capability else target
     raise LayoutError(f"a machine has the device {device!r}; {nearest(device, device_words())}")
 
 
@@ -47,7 +50,10 @@ def target_of(devices: Iterable[Any]) -> Target:
     """The target of these devices, without the kernels for which they are too old."""
     device = next(iter(devices))
     target, capability = target_named(device.platform), getattr(device, "compute_capability", None)
-    kernels = tuple(each for each in target.kernels if capability is None or float(capability) >= each.capability)
-    if kernels == target.kernels:
-        return target
-    return dataclasses.replace(target, name=f"{target.name} of compute capability {capability}", kernels=kernels)
+    return target if capability is None else _with_capability(target, float(capability))
+
+
+def _with_capability(target: Target, capability: float) -> Target:
+    kernels = tuple(each for each in target.kernels if capability >= each.capability)
+    name = target.name if kernels == target.kernels else f"{target.name} of compute capability {capability}"
+    return dataclasses.replace(target, name=name, capability=capability, kernels=kernels)

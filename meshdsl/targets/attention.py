@@ -76,7 +76,7 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
     fused = next(iter(target.kernels), None) if asked == "auto" else FUSED[asked]
     if fused is None:
         return AttentionKernel("blockwise", asked, f"no fused kernel for {target.name}")
-    wrong = "takes operands with elements" if case.empty else fused.refusal(case)
+    wrong = "takes operands with elements" if case.empty else fused.refusal(case, target.capability)
     if fused.platform not in ("", target.name):
         wrong = f"runs on {fused.platform}, not on {target.name}"
     if wrong:

@@ -51,6 +51,7 @@ class Target:
     passes: tuple[tuple[str, Callable[[Program], Program]], ...] = ()  # with their names in `history`
     memory: MemoryRules = MemoryRules()
     one_in_flight: bool = False  # its compiler runs one collective at a time
+    capability: float = 0.0  # JAX's `compute_capability` of the devices
     kernels: tuple[FusedKernel, ...] = ()  # of attention; the first one is chosen where it takes the case
 
     def prepare(self, program: Program) -> Program:

@@ -19,6 +19,7 @@ from meshdsl.ir import walk
 from meshdsl.targets import target_named, target_of
 from meshdsl.targets.attention import choose, is_attention, with_kernels
 from meshdsl.targets.cpu import CPU
+from meshdsl.targets.gpu import CUDNN
 from meshdsl.targets.tpu import TPU, fused
 from tests.ops.test_attention import assert_close, random
 
@@ -150,7 +151,11 @@ CHOICES = [
     ({"apart": True}, "cudnn", "gpu", "", "cudnn takes queries and keys of equal positions, without padding"),
     ({"dtype": np.dtype("float32")}, "auto", "gpu", "blockwise", "cudnn takes bfloat16 and float16, not float32"),
     ({"head": 256}, "auto", "gpu", "blockwise",
-     "cudnn takes equal heads of multiples of 8 up to 128, not 256 and 64"),
+     "cudnn takes keys of multiples of 8 up to 128 elements on these devices, and values of at most as many, "
+     "not 256 and 64"),
+    ({"head": 32}, "cudnn", "gpu", "",
+     "cudnn takes keys of multiples of 8 up to 128 elements on these devices, and values of at most as many, "
+     "not 32 and 64"),
 ]  # fmt: skip
 
 
@@ -217,8 +222,12 @@ def test_a_gpu_without_the_fused_kernel_is_another_platform() -> None:
         def __init__(self, compute_capability: str):
             self.compute_capability = compute_capability
 
-    names = [target_of([Gpu(c)]).name for c in ("7.0", "8.0", "9.0")]
-    assert names == ["gpu of compute capability 7.0", "gpu", "gpu"]
+    targets = [target_of([Gpu(c)]) for c in ("7.0", "8.0", "9.0")]
+    assert [target.name for target in targets] == ["gpu of compute capability 7.0", "gpu", "gpu"]
+    latent = dataclasses.replace(CASE, head=192, value=128)
+    assert [choose(latent, "auto", target).fused for target in targets] == [False, False, True]
+    machines = [md.machine(name).target for name in ("v100-p3dn", "a100-dgx", "h100", "b200")]
+    assert [choose(latent, "auto", target).fused for target in machines] == [False, False, True, True]
     assert target_of(jax.devices()) is CPU
 
 
@@ -239,6 +248,26 @@ def test_cost_is_that_of_the_kernel_of_the_machine() -> None:
     for line, work in zip([x for x in ledger(program).lines if x.attention], works, strict=True):
         assert work.flops / line.flops == pytest.approx(36 * 512**2 / seen)  # 8 + 7 + ... + 1 pairs of blocks
     assert [round(work.score_bytes / (4 * 36 * 512**2)) for work in works] == [4 * 6, 4 * 8]
+
+
+def test_values_shorter_than_keys_are_padded_for_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula of JAX's function in XLA instead of cuDNN, which takes keys and values of equal lengths."""
+    attention = jax.nn.dot_product_attention
+
+    def in_xla(*ins: Any, implementation: str, **options: Any) -> Any:
+        assert implementation == "cudnn" and len({x.shape[-1] for x in ins}) == 1
+        return attention(*ins, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", in_xla)
+    x = arrays(7, causal=True)
+    x = dataclasses.replace(x, v=x.v[..., :12])
+    out, lse = plain.forward(NumPy, x)
+    on_device = dataclasses.replace(x, **{name: jnp.asarray(getattr(x, name)) for name in "qkv"})
+    assert_close(CUDNN.forward(on_device), (out, lse), 1e-5)
+    ct = np.random.default_rng(8).normal(size=out.shape)
+    *wanted, _ = plain.backward(NumPy, x, out, lse, ct, np.zeros_like(lse))
+    *found, _ = CUDNN.backward(on_device, *map(jnp.asarray, (out, lse, ct)), None)
+    assert_close(found, wanted, 1e-5)
 
 
 def test_cudnn_attention_lowers_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ class FusedKernel:
     """A kernel that keeps scores out of the device's memory: the cases that it takes, and its functions of arrays."""
 
     name: str
-    refusal: Callable[[Case], str]  # the reason why it cannot take a case; "" if it can
+    refusal: Callable[[Case, float], str]  # why it cannot take a case on a device of this capability; "" if it can
     forward: Callable[..., Any]  # like `blockwise.forward`, of `Arrays`
     backward: Callable[..., Any]  # like `blockwise.backward`
     platform: str = ""  # the only one that it runs on; "": every one

@@ -10,8 +10,8 @@ the two. The workspace of the libraries is not counted.
 from __future__ import annotations
 
 from ..target import Target
-from .cudnn import CUDNN
+from .cudnn import CUDNN, FLASH
 
-__all__ = ["GPU"]
+__all__ = ["CUDNN", "GPU"]
 
-GPU = Target("gpu", devices=("GPU",), kernels=(CUDNN,))
+GPU = Target("gpu", devices=("GPU",), capability=FLASH, kernels=(CUDNN,))

@@ -20,12 +20,13 @@ from ...backend.attention.arrays import Arrays
 from ...backend.attention.outside import call_outside
 
 FLASH = 8.0  # the compute capability of GPUs from which on cuDNN has a fused attention
+HEADS = {FLASH: 128, 9.0: 256}  # the largest head, from a compute capability on
 
 
 def forward(x: Arrays) -> tuple[Any, Any]:
     """(out, lse) like `blockwise.forward`; out has the dtype of v."""
     out, lse = call_outside(_attend(x, return_residual=True), _operands(x))
-    return _restored(x, out), jnp.moveaxis(lse, 1, -1).reshape(x.q.shape[:-1]).astype(x.wide)
+    return _restored(x, out)[..., : x.v.shape[-1]], jnp.moveaxis(lse, 1, -1).reshape(x.q.shape[:-1]).astype(x.wide)
 
 
 def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
@@ -35,9 +36,9 @@ def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, 
     def gradient(q: Any, k: Any, v: Any, ct: Any) -> Any:
         return jax.vjp(_attend(x, return_residual=False), q, k, v)[1](ct)
 
-    dq, dk, dv = call_outside(gradient, [*_operands(x), _queries(x, ct).astype(x.q.dtype)])
-    dk, dv = (jnp.moveaxis(y, 2, 1).reshape(z.shape) for y, z in ((dk, x.k), (dv, x.v)))
-    return _restored(x, dq), dk, dv, None
+    dq, dk, dv = call_outside(gradient, [*_operands(x), _queries(x, _as_long(x, ct)).astype(x.q.dtype)])
+    dk, dv = (jnp.moveaxis(y, 2, 1).reshape(*z.shape[:-1], -1) for y, z in ((dk, x.k), (dv, x.v)))
+    return _restored(x, dq), dk, dv[..., : x.v.shape[-1]], None
 
 
 def _attend(x: Arrays, return_residual: bool) -> Any:
@@ -61,8 +62,13 @@ def _queries(x: Arrays, y: Any) -> Any:
 
 
 def _operands(x: Arrays) -> tuple[Any, Any, Any]:
-    k, v = (y.reshape(math.prod(y.shape[:-2]), y.shape[-2], 1, y.shape[-1]) for y in (x.k, x.v))
+    k, v = (y.reshape(math.prod(y.shape[:-2]), y.shape[-2], 1, y.shape[-1]) for y in (x.k, _as_long(x, x.v)))
     return _queries(x, x.q), k, v
+
+
+def _as_long(x: Arrays, y: Any) -> Any:
+    """Values, or cotangents of results, with zeros up to the length of a key: JAX's function takes equal lengths."""
+    return jnp.pad(y, [*[(0, 0)] * (y.ndim - 1), (0, x.k.shape[-1] - y.shape[-1])])
 
 
 def _restored(x: Arrays, y: Any) -> Any:
@@ -70,7 +76,8 @@ def _restored(x: Arrays, y: Any) -> Any:
     return jnp.moveaxis(y, 2, 1).reshape(*x.q.shape[:-1], y.shape[-1])
 
 
-def _refusal(case: Case) -> str:
+def _refusal(case: Case, capability: float) -> str:
+    largest = max((head for least, head in HEADS.items() if capability >= least), default=0)
     if case.extras:
         return f"is not used with {case.extras[0]}="
     if case.soft_cap:
@@ -83,8 +90,11 @@ def _refusal(case: Case) -> str:
         return "takes queries and keys of equal positions, without padding"
     if case.dtype.name not in ("bfloat16", "float16"):
         return f"takes bfloat16 and float16, not {case.dtype.name}"
-    if case.head != case.value or case.head % 8 or case.head > 128:
-        return f"takes equal heads of multiples of 8 up to 128, not {case.head} and {case.value}"
+    if case.value > case.head or case.head % 8 or case.head > largest:
+        return (
+            f"takes keys of multiples of 8 up to {largest} elements on these devices, and values of at most as many, "
+            f"not {case.head} and {case.value}"
+        )
     return ""
 
 

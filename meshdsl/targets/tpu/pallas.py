@@ -12,7 +12,7 @@ HEAD = 16  # sizes of heads are multiples of this
 LARGEST_HEAD, LARGEST_BLOCK = 256, 512  # whose arrays fit a core's 16 MiB of vector memory
 
 
-def _refusal(case: Case, interpreted: bool) -> str:
+def _refusal(case: Case, capability: float, *, interpreted: bool) -> str:
     unknown = [role for role in case.extras if role in ("bias", "mask")]
     if unknown:
         return f"takes no {unknown[0]}="
