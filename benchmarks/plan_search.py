@@ -54,7 +54,7 @@ CASES = {
 
 SHORT = llama2_7b.replace(batch=128, **BF16)
 DIMS = "batch length d_ff heads"
-KNOBS: dict[str, list[Any]] = {"weight_update": ["sharded"], "remat": ["none", "full"], "microbatches": [1, 64]}
+KNOBS: dict[str, list[Any]] = {"weight_update": ["sharded"], "remat": ["none", "full"], "microbatches": [1, 8, 64]}
 
 
 def slow_nodes() -> md.Machine:

@@ -28,7 +28,7 @@ from meshdsl.models.gpt2 import gpt3_175b
 from meshdsl.models.llama import llama, llama3_405b
 
 TENSOR = "heads:cols; d_ff:cols"
-EXPERTS = "layer:stages; batch:rows,cols; expert:rows,cols; vocab:stages"
+EXPERTS = "layer:stages; batch:rows,cols; expert:cols; expert_batch:rows; vocab:stages"  # cols: in one node
 
 
 class Case(NamedTuple):
@@ -64,7 +64,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "deepseek": [
         Case(deepseek_v3, 37e9, 128 * (192 + 128) // 2, machine, peak,
-             md.Plan("stages:16 rows:16 cols:8", EXPERTS, "sharded", microbatches=60))
+             md.Plan("stages:32 rows:8 cols:8", EXPERTS, "sharded", microbatches=240))
         for machine, peak in (("h100:compiled,flash", 989e12), ("tpu-v5p:flash,overlap", 459e12))
     ],
     "small": [Case(SMALL, 1e4, 16, "tpu-v5e", 197e12, md.Plan("stages:4", "layer:stages", microbatches=4))],
