@@ -4,9 +4,8 @@ A stage without a micro-batch, before its first and after its last one, computes
 to a sum is masked. A value of one micro-batch that several stages read at different ticks, such as a mask, is computed
 by each of them from the rows of the batch, which all of them store.
 
-Products before the layers, such as layers of another kind or an encoder, are spread: once in as many ticks as there are
-stages, each stage computes them for one micro-batch. Their results go to the first stage, one in each tick, and from
-there along with the carries if all layers read them. Their gradients are computed in the same way.
+Products before the layers are spread over the stages (`spread`). What all layers read of them goes along with the
+carries.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from ..ops.reductions import broadcast, sum
 from ..ops.slicing import roll, shift
 from ..trace import Tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
+from .spread import Spread, frequency
 from .stages import (
     LoopResults,
     Rows,
@@ -151,10 +151,11 @@ class Pipe:
         return self._before([*operands_of(self.loop.forward)[1], *self.along])
 
     @cached_property
-    def spread(self) -> bool:
-        """True if products come before the layers; with several chunks, they run once a micro-batch anyway."""
+    def spread(self) -> Spread | None:
+        """If products come before the layers; with several chunks, they run once a micro-batch anyway."""
         graphs = self._entering_graph, self._after(self._between_values)
-        return any(map(_has_products, graphs)) and self.loop.schedule.chunks == 1
+        found = any(map(_has_products, graphs)) and self.loop.schedule.chunks == 1
+        return Spread(self.stage, self.loop.schedule.microbatches) if found else None
 
     @cached_property
     def _every(self) -> Dim:
@@ -189,12 +190,12 @@ class Pipe:
 
         All devices are in the same tick, so all take the same branch.
         """
-        frequency = len([number for number in every if needed(number)]) / len(every)
-        if frequency == 1 or not (self.spread or self.dims.stages.chunks > 1):
+        how_often = frequency(every, needed)
+        if how_often == 1 or not (self.spread or self.dims.stages.chunks > 1):
             return f()
         graph, held, results = trace(f, [])
         zeros = [zeros_like(v.type) for v in graph.outs]
-        found = cond(needed(tick), lambda: evaluate(graph, held), lambda: zeros, frequency=frequency)
+        found = cond(needed(tick), lambda: evaluate(graph, held), lambda: zeros, frequency=how_often)
         return tree.tree_unflatten(results, found)
 
     def forward(
@@ -206,7 +207,7 @@ class Pipe:
         consts, _, rows = operands_of(loop.forward)
         entered = n + len(self.along)
         state, ahead = state[: entered + len(self.collected)], state[entered + len(self.collected) :]
-        ahead = self._ahead(tick, every, ahead)
+        ahead = self.spread.entering(tick, every, ahead, self._entering) if self.spread else []
         entering = ahead or self._in_ticks(
             tick,
             every,
@@ -250,22 +251,6 @@ class Pipe:
             return evaluate(graph, known)
         found = batched(graph, known, self.stage, lambda x: by_stage(x, self.dims.stages))
         return [staged(x, self.stage) for x in found]
-
-    def _ahead(self, tick: Tensor, every: range, ahead: list[Tensor]) -> list[Tensor]:
-        """If spread, what enters the first stage: each computes one micro-batch, then all go one stage towards it."""
-        if not self.spread:
-            return []
-
-        def first(number: Any) -> Any:
-            return (number % self.stage.size == 0) & (number < self.loop.schedule.units)
-
-        frequency = len([number for number in every if first(number)]) / len(every)
-        return cond(
-            first(tick),
-            lambda: self._entering(tick + iota(self.stage)),
-            lambda: [roll(x, self.stage, -1) for x in ahead],
-            frequency=frequency,
-        )
 
     def _last(self, computed: Sequence[Tensor]) -> dict[Var, Tensor]:
         """The results of the last stage's forward pass, from what each stage computed."""
@@ -352,16 +337,11 @@ class Pipe:
             with_rows = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
             more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
             computed = [*(after[i] for i in loop.shipped), *crossing.values()]
-            now = self._of_last_ticks(computed, behind)
+            now = self.spread.left(computed, behind) if self.spread else []
             more |= self._after_terms(tick, every, now or computed)
             return [*(self._moved(computed, -1) if schedule.late else computed), *now], with_rows, more
 
         return StageLoop(loop.backward, operands, block, read=read, added=added, valid=valid), results
-
-    def _of_last_ticks(self, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
-        """The first stage's values of this tick, and on stage s those of s ticks ago; none if there are no old ones."""
-        first = iota(self.stage) == 0
-        return [where(first, x, roll(before, self.stage, 1)) for x, before in zip(new, old, strict=False)]
 
     def _real(self, number: Tensor) -> Tensor:
         """False for stages in a bubble, by the number of the unit of work that would be theirs."""
@@ -373,31 +353,29 @@ class Pipe:
         return [Rows(chunk * self.dims.stages.inner.size, stacks)] if self.dims.stages.chunks > 1 and stacks else []
 
     def _after_terms(self, tick: Tensor, every: range, state: list[Tensor]) -> Sums:
-        """The terms that the first stage's micro-batch adds, whose backward pass is complete.
-
-        Spread terms are those of the last micro-batches: stage s has the one that was the first stage's s ticks ago.
-        """
-        schedule, stages = self.loop.schedule, self.stage.size
+        """The terms that the first stage's micro-batch adds, whose backward pass is complete; of the last ones, if
+        spread."""
+        schedule, spread = self.loop.schedule, self.spread
         later = schedule.delay - schedule.turn
         microbatch = self.unit(tick - later)[0]
 
         def real(number: Any) -> Any:
             return (number >= later) & (schedule.unit(number - later)[1] == schedule.chunks - 1)
 
-        def complete(number: Any) -> Any:
-            return real(number) & (((number - later) % stages == stages - 1) | (number - later == schedule.units - 1))
-
         if not any(each.after for each in self.loop.terms):
             return {}
-        if not self.spread:
+        if spread is None:
             ends = self._in_ticks(
                 tick, every, real, lambda: self._after_rows(microbatch, [of_stage(x, self.stage, 0) for x in state])
             )
             return {key: where(real(tick), x, 0) for key, x in ends.items()}
-        number = microbatch - iota(self.stage)
-        new = complete(tick) & (number >= microbatch // stages * stages)
-        found = self._in_ticks(tick, every, complete, lambda: self._after_rows(number, state))
-        return {key: sum(where(new, x, 0), self.stage) for key, x in found.items()}
+
+        def complete(number: Any) -> Any:
+            return real(number) & spread.complete(number - later)
+
+        numbers, new = spread.numbers(microbatch)
+        found = self._in_ticks(tick, every, complete, lambda: self._after_rows(numbers, state))
+        return {key: sum(where(complete(tick) & new, x, 0), self.stage) for key, x in found.items()}
 
     def _after_rows(self, number: Tensor, state: list[Tensor]) -> Sums:
         """The terms after the layers of a micro-batch; with the dim `stage` if each stage has its own number."""

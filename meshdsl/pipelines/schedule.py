@@ -7,7 +7,7 @@ A stage keeps what its backward pass reads in a ring of 2(S-1)+1 slots, whatever
 
 With v chunks (Narayanan et al., 2021, section 2.2), stage s has the blocks q = cS + s of layers, for c below v, and a
 tick computes one block. Micro-batch gS + p runs forward through block q in tick gSv + p + q and backward in tick
-gSv + p + 2(Sv-1) - q, so the bubble is (S-1)/v of the time of a micro-batch, and the ring has 2(Sv-1)+1 smaller slots.
+gSv + p + 2(Sv-1) - q, so the bubble is (S-1)/v of the time of a micro-batch, and the ring has (v+1)S smaller slots.
 """
 
 from __future__ import annotations

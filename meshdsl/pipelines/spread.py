@@ -1,0 +1,64 @@
+"""What one stage needs in each tick, computed by all stages: once in as many ticks as there are stages, by each for one
+micro-batch.
+
+So run products before the layers, such as layers of another kind or an encoder, which enter the first stage, and their
+gradients, which begin there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..control import cond
+from ..dims import Dim
+from ..ops.elementwise import where
+from ..ops.indexing import iota
+from ..ops.slicing import roll
+from ..trace import Tensor
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The stages, and the number of micro-batches, which the first stage has one in each tick."""
+
+    stage: Dim
+    microbatches: int
+
+    def entering(
+        self, tick: Tensor, every: range, ahead: Sequence[Tensor], compute: Callable[[Tensor], list[Tensor]]
+    ) -> list[Tensor]:
+        """What enters the first stage in a tick: computed by each stage for one micro-batch, or in an earlier tick.
+
+        Then all values go one stage towards the first one.
+        """
+
+        def first(number: Any) -> Any:
+            return (number % self.stage.size == 0) & (number < self.microbatches)
+
+        return cond(
+            first(tick),
+            lambda: compute(tick + iota(self.stage)),
+            lambda: [roll(x, self.stage, -1) for x in ahead],
+            frequency=frequency(every, first),
+        )
+
+    def left(self, new: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
+        """What the first stage computed in the last ticks: on stage s, its values of s ticks ago."""
+        first = iota(self.stage) == 0
+        return [where(first, x, roll(old, self.stage, 1)) for x, old in zip(new, before, strict=True)]
+
+    def complete(self, number: Any) -> Any:
+        """True if the stages have a micro-batch each, or the last ones, after the first stage's of this number."""
+        return (number % self.stage.size == self.stage.size - 1) | (number == self.microbatches - 1)
+
+    def numbers(self, last: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of each stage's micro-batch after the first stage's `last` one, and False if it had it before."""
+        number = last - iota(self.stage)
+        return number, number >= last // self.stage.size * self.stage.size
+
+
+def frequency(every: range, needed: Callable[[int], Any]) -> float:
+    """The fraction of the ticks of a loop that need something."""
+    return len([number for number in every if needed(number)]) / len(every)
