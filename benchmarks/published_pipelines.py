@@ -64,8 +64,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "deepseek": [
         Case(deepseek_v3, 37e9, 128 * (192 + 128) // 2, machine, peak,
-             md.Plan("stages:32 rows:8 cols:8", EXPERTS, "sharded", microbatches=240))
-        for machine, peak in (("h100:compiled,flash", 989e12), ("tpu-v5p:flash,overlap", 459e12))
+             md.Plan(f"stages:{stages} rows:{256 // stages} cols:8", EXPERTS, "sharded", microbatches=parts))
+        for machine, peak, stages, parts in (
+            ("h100:compiled,flash", 989e12, 32, 240), ("tpu-v5p:flash,overlap", 459e12, 16, 120),
+        )
     ],
     "small": [Case(SMALL, 1e4, 16, "tpu-v5e", 197e12, md.Plan("stages:4", "layer:stages", microbatches=4))],
 }  # fmt: skip
