@@ -36,8 +36,9 @@ def _unary(general: Function, direct: Function, kinds: str) -> Function:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """True for arrays of one dtype and one rank, whose axes are equal or 1."""
-    return isinstance(x, jax.Array) and isinstance(y, jax.Array) and x.dtype == y.dtype and x.ndim == y.ndim
+    """True for arrays of one dtype and one rank, whose axes are equal or 1; or if one of the two is a number."""
+    arrays = isinstance(x, jax.Array) and isinstance(y, jax.Array)
+    return arrays and x.dtype == y.dtype and (x.ndim == y.ndim or not x.ndim or not y.ndim)
 
 
 def _binary(general: Function, direct: Function, kinds: str) -> Function:
@@ -95,12 +96,24 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     """`jnp.where` of three operands."""
     if not (_alike(x, y) and isinstance(condition, jax.Array)) or condition.dtype != np.bool_:
         return jnp.where(condition, x, y)
-    if condition.ndim not in (0, x.ndim) or not x.ndim:
+    shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
+    if condition.ndim not in (0, len(shape)) or not shape:
         return jnp.where(condition, x, y)
-    axes = [x.shape, y.shape] + ([condition.shape] if condition.ndim else [])
-    shape = np.broadcast_shapes(*axes)
-    full = [_expanded(z, shape) if z.ndim else z for z in (condition, x, y)]
-    return lax.select(*full)
+    condition = _expanded(condition, shape) if condition.ndim else condition
+    return lax.select(condition, _expanded(x, shape), _expanded(y, shape))
+
+
+def clip(x: Any, low: int, high: int) -> Any:
+    """`jnp.clip`, of int32 as one operation."""
+    if isinstance(x, jax.Array) and x.dtype == np.int32:
+        return lax.clamp(np.int32(low), x, np.int32(high))
+    return jnp.clip(x, low, high)
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Any:
+    """`jnp.moveaxis`; the array itself if no axis moves."""
+    axes = np.empty(range(x.ndim))  # the size of each axis is its number
+    return lax.transpose(x, np.moveaxis(axes, source, destination).shape)
 
 
 def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
@@ -127,7 +140,8 @@ def pad(x: Any, pads: Sequence[tuple[int, int]], constant_values: Any = 0) -> An
 
 def rows(x: Any, index: Any) -> Any:
     """x[index] where all indices are inside: without what `jnp` adds for negative ones and those past the end."""
-    x, index = alike((jnp.asarray(x), jnp.asarray(index)[..., None]))
+    x, index = jnp.asarray(x), jnp.asarray(index)
+    x, index = alike((x, lax.expand_dims(index, (index.ndim,))))
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(index.ndim - 1, index.ndim + x.ndim - 2)),
         collapsed_slice_dims=(0,),

@@ -33,6 +33,8 @@ class JaxFunctions:
     rsqrt = staticmethod(lax.rsqrt)
     logistic = staticmethod(lax.logistic)
     where = staticmethod(direct.where)
+    clip = staticmethod(direct.clip)
+    moveaxis = staticmethod(direct.moveaxis)
     reshape = staticmethod(direct.reshape)
     pad = staticmethod(direct.pad)
     rows = staticmethod(direct.rows)

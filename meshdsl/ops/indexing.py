@@ -94,7 +94,7 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     axes, size = block.axes[block.position(over)], block.size(over)
     if not axes:
         at = clipped(c, i, 0, max(min(size, over.size) - 1, 0))
-        return at, at == i
+        return at, c.xp.equal(at, i)
     start = c.xp.asarray(c.start(block, over), np.int32)
     i = clipped(c, i, -1, over.size) - start
     at = c.xp.clip(i, 0, max(size - 1, 0))

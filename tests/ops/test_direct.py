@@ -1,5 +1,5 @@
-"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where`, `pad` and
-`rows`, whose `jax.numpy` is a function of its own in the program, have its values."""
+"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where`, `clip`,
+`pad` and `rows`, whose `jax.numpy` is a function of its own in the program, have its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (
     "bool", "int8", "uint8", "int32", "uint32", "int64", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn",
     "complex64",
 )  # fmt: skip
-SHAPES = [((3, 5), (3, 5)), ((3, 1), (1, 5)), ((), ()), ((0, 5), (1, 5)), ((3, 5), (5,))]
+SHAPES = [((3, 5), (3, 5)), ((3, 1), (1, 5)), ((), ()), ((0, 5), (1, 5)), ((3, 5), (5,)), ((3, 5), ()), ((), (5,))]
 
 
 def traced(function: Callable[..., Any], *specs: tuple[tuple[int, ...], str], **options: Any) -> str:
@@ -48,6 +48,10 @@ def test_direct_functions_trace_as_in_jax(dtype: str) -> None:
     for shape in ([5, 3], [15], (3, -1), [3, 5], [1, 3, 5]):
         expected = traced(jnp.reshape, ((3, 5), dtype), shape=shape)
         assert traced(direct.reshape, ((3, 5), dtype), shape=shape) == expected, shape
+    for source, destination in [(0, 1), (-1, 0), ([0], [0]), ([2, 0], range(2))]:
+        axes = {"source": source, "destination": destination}
+        expected = traced(jnp.moveaxis, ((3, 5, 2), dtype), **axes)
+        assert traced(direct.moveaxis, ((3, 5, 2), dtype), **axes) == expected, axes
 
 
 @pytest.mark.parametrize("mixed", ["float64", "int32"])
@@ -70,6 +74,9 @@ def test_direct_where_pad_and_rows_have_the_values_of_jax(dtype: str) -> None:
             ((), (3, 5), (1, 5)),
             ((), (), ()),
             ((5,), (3, 5), ()),
+            ((3, 1), (1, 5), ()),
+            ((3, 5), (), ()),
+            ((), (), (3, 5)),
         ]
         found = [where(array(c) == 1, array(x), -array(y) if dtype != "bool" else array(y)) for c, x, y in cases]
         found += [where(array((3, 5)) == 1, array((3, 5)), 0), where(jnp.arange(5), array((5,)), array((5,)))]
@@ -79,6 +86,9 @@ def test_direct_where_pad_and_rows_have_the_values_of_jax(dtype: str) -> None:
     for index in (jnp.asarray([[2, 0], [1, 2]]), np.asarray([1]), jnp.asarray(2), jnp.zeros((0,), int)):
         for x in (array((3, 5)), array((3,)), array((3, 0))):
             assert jnp.array_equal(direct.rows(x, index), x[index])
+    for low, high in ((0, 3), (-1, 1), (2, 1)):
+        for integers in (jnp.arange(-3, 6), jnp.arange(6, dtype=jnp.uint8)):
+            assert jnp.array_equal(direct.clip(integers, low, high), jnp.clip(integers, low, high))
     ours, theirs = jax.jit(lambda: (results(direct.where, direct.pad), results(jnp.where, jnp.pad)))()
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == expected.dtype and np.asarray(mine).tobytes() == np.asarray(expected).tobytes()
