@@ -8,6 +8,8 @@ the same branch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from ...control.host import host_values
 from ...errors import InternalError, Where
@@ -21,7 +23,27 @@ from .scope import Reader, Scope
 CARRIED = Cause(Because.CARRIED)
 Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
-_Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its carry's shardings, its body, its programs
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """A loop's body lowered for given inputs, and the shardings in which it computes its results."""
+
+    eqn: Eqn
+    use: Body
+    inputs: Sequence[Given]
+    scope: Scope
+    results: Sequence[Sharding]
+
+    @cached_property
+    def program(self) -> Program:
+        """Its program, which returns every carry in the sharding in which it takes it."""
+        consts, n = self.use.consts, self.use.carries
+        carry = [how for how in self.inputs[consts : consts + n] if isinstance(how, Sharding)]
+        return _finish(self.scope, [*carry, *self.results[n:]], self.inputs, self.eqn)
+
+
+_Solved = tuple[list[Sharding], _Attempt, dict[str, Program]]  # of a loop: its carry's shardings, its body, its programs
 
 
 def as_given(scope: Scope, v: Var) -> Given:
@@ -78,6 +100,15 @@ def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use
     return scope
 
 
+def _attempt(outer: Scope, eqn: Eqn, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body) -> _Attempt:
+    """Lower a loop's body; again for the same inputs only if it may have an `md.local`, whose blocks are kept."""
+    setting, key = outer.setting, (eqn, use, *inputs)
+    if key not in setting.attempts or setting.regions:
+        scope = _build(outer, body, inputs, lower, use)
+        setting.attempts[key] = _Attempt(eqn, use, inputs, scope, [natural(scope, v) for v in body.outs])
+    return setting.attempts[key]
+
+
 def natural(scope: Scope, v: Var) -> Sharding:
     """The sharding of a body's result if no consumer requires another one.
 
@@ -125,9 +156,9 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     memo = scope.setting.memo
     key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), use, *held, *start, *rows, *zero)
     fixed, built, programs = scope.once(key, lambda: _solve(scope, eqn, loop, use, held, rows, lower))
-    scope.def_sharding.update(built.def_sharding)
+    scope.def_sharding.update(built.scope.def_sharding)
     ins = _operands(scope, eqn, eqn.ins, [*held, *fixed, *rows])
-    outs = _results(scope, eqn, [v.sharding for v in programs["body"].outs], [built])
+    outs = _results(scope, eqn, [v.sharding for v in programs["body"].outs], [built.scope])
     n_held = sum(isinstance(how, Sharding) for how in held)
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=n_held))
     offloaded = host_values(loop.body)  # the host holds them as the loop stores them
@@ -139,45 +170,40 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
 def _solve(
     scope: Scope, eqn: Eqn, loop: Scan, use: Body, held: Sequence[Given], rows: Sequence[Given], lower: Lower
 ) -> _Solved:
-    """The carry's shardings, and the body's scope and program under them."""
+    """The carry's shardings, and the body and its program under them."""
     body, consts, carries = loop.body, loop.consts, loop.carries
     inner_rows = [
         scope.once(("row", g, v), lambda g=g, v=v: row_of(g, v))
         for g, v in zip(rows, body.ins[consts + carries :], strict=True)
     ]
 
-    def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry, *inner_rows], lower, use)
+    def attempt(carry: Sequence[Given]) -> _Attempt:
+        return _attempt(scope, eqn, body, [*held, *carry, *inner_rows], lower, use)
 
-    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
-        ys = [natural(built, v) for v in body.outs[carries:]]
-        return {"body": _finish(built, [*carry, *ys], [*held, *carry, *inner_rows], eqn)}
-
-    return _cheapest(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt, finished)
+    return _cheapest(scope, eqn.ins[consts : consts + carries], attempt, lambda built: {"body": built.program})
 
 
 def _cheapest(
     scope: Scope,
     init: Sequence[Var],
-    results: Sequence[Var],
-    attempt: Callable[[Sequence[Given]], Scope],
-    finished: Callable[[Sequence[Sharding], Scope], dict[str, Program]],
+    attempt: Callable[[Sequence[Given]], _Attempt],
+    finished: Callable[[_Attempt], dict[str, Program]],
 ) -> _Solved:
     """The carry's fixed point; a carry stays pending only if that sends no more than reducing it inside the loop."""
-    fixed, built = _fixed_point(scope, init, results, attempt)
-    programs = finished(fixed, built)
+    fixed, built = _fixed_point(scope, init, attempt)
+    programs = finished(built)
     if any(s.partial for s in fixed):
         whole = [s.whole() for s in fixed]
         other = attempt(whole)
-        inside = finished(whole, other)
+        inside = finished(other)
         if sum(map(_bytes_sent, inside.values())) < sum(map(_bytes_sent, programs.values())):
             return whole, other, inside
     return fixed, built, programs
 
 
 def _fixed_point(
-    scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
-) -> tuple[list[Sharding], Scope]:
+    scope: Scope, init: Sequence[Var], attempt: Callable[[Sequence[Given]], _Attempt]
+) -> tuple[list[Sharding], _Attempt]:
     """The carry's shardings, equal at the start and the end of the body, and the body built with them.
 
     Each attempt gives a carry a sharding that it did not have before, or fixes it, so their number is finite: a carry
@@ -188,9 +214,8 @@ def _fixed_point(
     kept: set[int] = set()
     built = attempt(carry)
     while True:
-        after = [natural(built, v) for v in results]
         settled = list(carry)
-        for i, (v, now, then) in enumerate(zip(init, carry, after, strict=True)):
+        for i, (v, now, then) in enumerate(zip(init, carry, built.results, strict=False)):
             if i not in kept:
                 settled[i] = next_carry(scope, v, now, then)
                 kept |= {i} if settled[i] != now and settled[i] in tried[i] else set()
@@ -223,17 +248,16 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     test, body, consts = loop.test, loop.body, loop.consts
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
-    def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry], lower, Body(consts, len(carry), 1))
+    def attempt(carry: Sequence[Given]) -> _Attempt:
+        return _attempt(scope, eqn, body, [*held, *carry], lower, Body(consts, len(carry), 1))
 
-    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
-        inputs: list[Given] = [*held, *carry]
-        predicate = _finish(_build(scope, test, inputs, lower), [Sharding()], inputs, eqn)
-        return {"test": predicate, "body": _finish(built, carry, inputs, eqn)}
+    def finished(built: _Attempt) -> dict[str, Program]:
+        predicate = _finish(_build(scope, test, built.inputs, lower), [Sharding()], built.inputs, eqn)
+        return {"test": predicate, "body": built.program}
 
-    fixed, built, programs = _cheapest(scope, eqn.ins[consts:], body.outs, attempt, finished)
+    fixed, built, programs = _cheapest(scope, eqn.ins[consts:], attempt, finished)
     ins = _operands(scope, eqn, eqn.ins, [*held, *fixed])
-    outs = _results(scope, eqn, fixed, [built])
+    outs = _results(scope, eqn, fixed, [built.scope])
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=len(ins) - len(fixed)))
 
 

@@ -48,6 +48,7 @@ class Setting:
     whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
+    attempts: dict[object, Any] = field(default_factory=dict[object, Any])  # bodies lowered so far; see control.py
     memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
     seconds: Seconds | None = None  # the network's times, if reshards are planned by time instead of bytes
 
