@@ -22,9 +22,7 @@ def _spread(xs: Sequence[Tensor], on: Sequence[bool], new: Dim) -> list[Tensor]:
     return [spread([x], new)[0] if mapped else x for x, mapped in zip(xs, on, strict=True)]
 
 
-def _mapped_body(
-    body: Graph, consts: int, on: Sequence[bool], new: Dim, carries: int
-) -> tuple[list[bool], Graph]:
+def _mapped_body(body: Graph, consts: int, on: Sequence[bool], new: Dim, carries: int) -> tuple[list[bool], Graph]:
     """The carries that have the new dim in some trip, and the body with them.
 
     They are those that have it at first, and those that then depend on it.
