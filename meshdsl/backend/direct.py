@@ -37,7 +37,7 @@ def _unary(general: Function, direct: Function, kinds: str) -> Function:
 
 def _alike(x: Any, y: Any) -> bool:
     """True for arrays of one dtype and one rank, whose axes are equal or 1; or if one of the two is a number."""
-    arrays = isinstance(x, jax.Array) and isinstance(y, jax.Array)
+    arrays = isinstance(x, jax.Array) and isinstance(y, jax.Array | np.ndarray)
     return arrays and x.dtype == y.dtype and (x.ndim == y.ndim or not x.ndim or not y.ndim)
 
 

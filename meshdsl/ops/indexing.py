@@ -131,7 +131,7 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
     values = c.xp.rows(x, flat_index(c, i, c.ins[1], paired, c.ins[0].size(over)))
-    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
+    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, np.zeros((), x.dtype))
 
 
 TAKE = Op(
