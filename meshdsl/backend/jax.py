@@ -113,7 +113,7 @@ class JaxFunctions:
 
     @staticmethod
     def dynamic_update(x: Any, update: Any, start: Any, axis: int) -> Any:
-        x, update, start, zero = alike((x, update, jnp.asarray(start, np.int32), np.zeros((), np.int32)))
+        x, update, start, zero = alike((x, update, jnp.asarray(start, np.int32), jnp.zeros((), np.int32)))
         starts = [start if i == axis else zero for i in range(x.ndim)]
         return lax.dynamic_update_slice(x, update, starts, allow_negative_indices=False)
 

@@ -43,9 +43,7 @@ class _Attempt:
         return _finish(self.scope, [*carry, *self.results[n:]], self.inputs, self.eqn)
 
 
-_Solved = tuple[
-    list[Sharding], _Attempt, dict[str, Program]
-]  # of a loop: its carry's shardings, its body, its programs
+_Solved = tuple[list[Sharding], _Attempt, dict[str, Program]]  # a loop's carry's shardings, its body, its programs
 
 
 def as_given(scope: Scope, v: Var) -> Given:
