@@ -7,6 +7,7 @@ results are equal bit for bit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -118,6 +119,24 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Any:
 
 def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
     return x if x.shape == shape else lax.broadcast_in_dim(x, shape, tuple(range(x.ndim)))
+
+
+def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
+    """`jnp.einsum` in `dtype`; of two arrays with equal sizes, one product and a transpose."""
+    *letters, out = re.split(",|->", formula)
+    sizes = {pair for each, x in zip(letters, xs, strict=True) for pair in zip(each, x.shape, strict=True)}
+    equal = len(sizes) == len(dict(sizes)) and len({x.dtype for x in xs}) == 1 and _kind(xs[0].dtype) in "fiuc"
+    if len(xs) != 2 or not equal or not set(letters[0]) ^ set(letters[1]) <= set(out):
+        return jnp.einsum(formula, *xs, preferred_element_type=dtype)
+    pair, order = list(zip(letters, xs, strict=True)), ""
+    for (a, x), (b, y) in (pair, pair[::-1]):
+        batch, summed = [n for n in out if n in a and n in b], sorted({*a} & {*b} - {*out})
+        order = "".join([*batch, *(n for n in a + b if n not in (*batch, *summed))])
+        if order == out:
+            break
+    axes = [tuple(tuple(map(each.index, names)) for each in (a, b)) for names in (summed, batch)]
+    product = lax.dot_general(x, y, axes, preferred_element_type=dtype or x.dtype)
+    return lax.transpose(product, [order.index(n) for n in out])
 
 
 def reshape(x: Any, shape: Any) -> Any:

@@ -48,7 +48,7 @@ class JaxFunctions:
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-        return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
+        return direct.einsum(formula, *xs, dtype=_at_least(dtype, *xs))
 
     grouped_dot = staticmethod(grouped.grouped_dot)
     grouped_outer = staticmethod(grouped.grouped_outer)
