@@ -95,10 +95,9 @@ REDUCTIONS = {
 
 def where(condition: Any, x: Any, y: Any) -> Any:
     """`jnp.where` of three operands."""
-    if not (_alike(x, y) and isinstance(condition, jax.Array)) or condition.dtype != np.bool_:
-        return jnp.where(condition, x, y)
-    shape = np.broadcast_shapes(condition.shape, x.shape, y.shape)
-    if condition.ndim not in (0, len(shape)) or not shape:
+    simple = _alike(x, y) and isinstance(condition, jax.Array) and condition.dtype == np.bool_
+    shape = np.broadcast_shapes(condition.shape, x.shape, y.shape) if simple else ()
+    if not shape or condition.ndim not in (0, len(shape)):
         return jnp.where(condition, x, y)
     condition = _expanded(condition, shape) if condition.ndim else condition
     return lax.select(condition, _expanded(x, shape), _expanded(y, shape))
@@ -122,32 +121,33 @@ def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-    """`jnp.einsum` in `dtype`; of two arrays with equal sizes, one product and a transpose."""
+    """`jnp.einsum`; the product of two arrays as one operation, and a transpose if neither order is that of `out`."""
     *letters, out = re.split(",|->", formula)
-    sizes = {pair for each, x in zip(letters, xs, strict=True) for pair in zip(each, x.shape, strict=True)}
-    equal = len(sizes) == len(dict(sizes)) and len({x.dtype for x in xs}) == 1 and _kind(xs[0].dtype) in "fiuc"
-    if len(xs) != 2 or not equal or not set(letters[0]) ^ set(letters[1]) <= set(out):
+    if not _is_product(letters, out, xs):
         return jnp.einsum(formula, *xs, preferred_element_type=dtype)
-    pair, order = list(zip(letters, xs, strict=True)), ""
-    for (a, x), (b, y) in (pair, pair[::-1]):
-        batch, summed = [n for n in out if n in a and n in b], sorted({*a} & {*b} - {*out})
-        order = "".join([*batch, *(n for n in a + b if n not in (*batch, *summed))])
-        if order == out:
-            break
-    axes = [tuple(tuple(map(each.index, names)) for each in (a, b)) for names in (summed, batch)]
+    (a, x), (b, y) = zip(letters, xs, strict=True)
+    both = {*a} & {*b}
+    batch, summed = [n for n in out if n in both], sorted(both - {*out})
+    if [*batch, *(n for n in a + b if n not in both)] != [*out]:
+        (a, x), (b, y) = (b, y), (a, x)
+    axes: Any = [tuple(tuple(map(each.index, names)) for each in (a, b)) for names in (summed, batch)]
     product = lax.dot_general(x, y, axes, preferred_element_type=dtype or x.dtype)
+    order = [*batch, *(n for n in a + b if n not in both)]
     return lax.transpose(product, [order.index(n) for n in out])
+
+
+def _is_product(letters: Sequence[str], out: str, xs: Sequence[Any]) -> bool:
+    """True for two arrays of one dtype that agree in sizes; only letters of both may be missing in the result."""
+    if len(xs) != 2 or xs[0].dtype != xs[1].dtype or not {*letters[0]} ^ {*letters[1]} <= {*out}:
+        return False
+    sizes = [pair for each, x in zip(letters, xs, strict=True) for pair in zip(each, x.shape, strict=True)]
+    return len(dict(sizes)) == len({*sizes})
 
 
 def reshape(x: Any, shape: Any) -> Any:
     """`jnp.reshape`; a size of -1 follows from the others."""
-    if (
-        isinstance(x, jax.Array)
-        and isinstance(shape, list | tuple)
-        and all(isinstance(n, int) and n >= 0 for n in shape)
-    ):
-        return lax.reshape(x, tuple(shape))
-    return jnp.reshape(x, shape)
+    known = isinstance(shape, list | tuple) and all(isinstance(n, int) and n >= 0 for n in shape)
+    return lax.reshape(x, tuple(shape)) if known and isinstance(x, jax.Array) else jnp.reshape(x, shape)
 
 
 def pad(x: Any, pads: Sequence[tuple[int, int]], constant_values: Any = 0) -> Any:
@@ -167,3 +167,6 @@ def rows(x: Any, index: Any) -> Any:
         start_index_map=(0,),
     )
     return lax.gather(x, index, numbers, (1, *x.shape[1:]), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+OTHERS = {function.__name__: function for function in (where, clip, moveaxis, reshape, pad, rows)}

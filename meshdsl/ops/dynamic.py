@@ -95,8 +95,7 @@ def _dynamic_update_kernel(c: Local, x: Any, update: Any, start: Any, dim: Dim) 
     """Each device writes the part of the update that is in its block; in place, if it has all of dim."""
     axis = c.ins[0].position(dim)
     part = find(dim.name, c.ins[1].dims)
-    if update.shape[axis] != part.size:
-        update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
+    update = update[(builtin_slice(None),) * axis + (builtin_slice(0, part.size),)]
     if not part.size or not x.size:
         return x
     in_place = start.size == 1 and not c.ins[0].axes[axis]

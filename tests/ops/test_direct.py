@@ -33,6 +33,10 @@ def traced(function: Callable[..., Any], *specs: tuple[tuple[int, ...], str], **
         return type(error).__name__
 
 
+def beside(function: Callable[..., Any], constant: np.ndarray) -> Callable[[Any], Any]:
+    return lambda x: function(x, constant)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_direct_functions_trace_as_in_jax(dtype: str) -> None:
     for name, function in direct.UNARY.items():
@@ -54,11 +58,38 @@ def test_direct_functions_trace_as_in_jax(dtype: str) -> None:
         assert traced(direct.moveaxis, ((3, 5, 2), dtype), **axes) == expected, axes
 
 
+FORMULAS = (
+    "ab,bc->ac", "ab,bc->ca", "ab,cb->ac", "zab,zcb->zca", "azb,zbc->acz", "ab,ab->ba", "ab,ab->", "a,b->ba", ",ab->ba",
+    "ab,bc->a", "ab,b->a", "abc,dbc->da", "abcd,bd->ca", "ab,ac->abc", "ab->a", "ab,bc,cd->ad",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "bfloat16", "float32", "complex64"])
+@pytest.mark.parametrize("summed", [None, "float32", "int32"])
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_products_trace_as_in_jax(dtype: str, summed: str | None) -> None:
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 5, "z": 6}
+    wide = None if summed is None else np.dtype(summed)
+    for formula in FORMULAS:
+        shapes = [tuple(sizes[n] for n in names) for names in formula.partition("->")[0].split(",")]
+        for dtypes in ([dtype] * 3, [dtype, "float32", dtype]):
+            specs = list(zip(shapes, dtypes, strict=False))
+            expected = traced(partial(jnp.einsum, formula), *specs, preferred_element_type=wide)
+            assert traced(partial(direct.einsum, formula), *specs, dtype=wide) == expected, (formula, dtypes)
+    ones = [((3, 1), dtype), ((2, 4), dtype)]  # an axis of size 1 fits any other
+    assert traced(partial(direct.einsum, "ab,bc->ac"), *ones, dtype=wide) == traced(
+        partial(jnp.einsum, "ab,bc->ac"), *ones, preferred_element_type=wide
+    )
+
+
 @pytest.mark.parametrize("mixed", ["float64", "int32"])
 def test_direct_functions_promote_as_in_jax(mixed: str) -> None:
     for name, function in direct.BINARY.items():
         expected = traced(getattr(jnp, name), ((3,), "float32"), ((3,), mixed))
         assert traced(function, ((3,), "float32"), ((3,), mixed)) == expected, name
+        for constant in (np.ones(3, np.float32), np.ones((), np.float32), np.ones((), mixed)):
+            expected = traced(beside(getattr(jnp, name), constant), ((3,), "float32"))
+            assert traced(beside(function, constant), ((3,), "float32")) == expected, (name, constant)
     assert str(jax.make_jaxpr(lambda x: direct.BINARY["add"](x, 1))(1.0)) == str(jax.make_jaxpr(lambda x: x + 1)(1.0))
 
 
@@ -79,7 +110,8 @@ def test_direct_where_pad_and_rows_have_the_values_of_jax(dtype: str) -> None:
             ((), (), (3, 5)),
         ]
         found = [where(array(c) == 1, array(x), -array(y) if dtype != "bool" else array(y)) for c, x, y in cases]
-        found += [where(array((3, 5)) == 1, array((3, 5)), 0), where(jnp.arange(5), array((5,)), array((5,)))]
+        found += [where(array((3, 5)) == 1, array((3, 5)), zero) for zero in (0, np.zeros((), dtype))]
+        found += [where(jnp.arange(5), array((5,)), array((5,)))]
         numbers = [0, 1, np.float32(2.5), True] + [np.nan] * (dtype not in ("bool", "int8"))
         return found + [pad(array((3, 5)), [(0, 2), (1, 0)], constant_values=number) for number in numbers]
 

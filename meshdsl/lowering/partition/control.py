@@ -8,8 +8,6 @@ the same branch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from ...control.host import host_values
 from ...errors import InternalError, Where
@@ -23,27 +21,7 @@ from .scope import Reader, Scope
 CARRIED = Cause(Because.CARRIED)
 Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
-
-
-@dataclass(eq=False)
-class _Attempt:
-    """A loop's body lowered for given inputs, and the shardings in which it computes its results."""
-
-    eqn: Eqn
-    use: Body
-    inputs: Sequence[Given]
-    scope: Scope
-    results: Sequence[Sharding]
-
-    @cached_property
-    def program(self) -> Program:
-        """Its program, which returns every carry in the sharding in which it takes it."""
-        consts, n = self.use.consts, self.use.carries
-        carry = [how for how in self.inputs[consts : consts + n] if isinstance(how, Sharding)]
-        return _finish(self.scope, [*carry, *self.results[n:]], self.inputs, self.eqn)
-
-
-_Solved = tuple[list[Sharding], _Attempt, dict[str, Program]]  # a loop's carry's shardings, its body, its programs
+_Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its carry's shardings, its body, its programs
 
 
 def as_given(scope: Scope, v: Var) -> Given:
@@ -97,16 +75,16 @@ def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use
                 scope.reasons[v] = (CARRIED, where, any(eqn.backward for eqn in body.eqns))
     scope.def_sharding.update(scope.default_sharding)
     lower(scope, body.eqns)
+    scope.results = [natural(scope, v) for v in body.outs]
     return scope
 
 
-def _attempt(outer: Scope, eqn: Eqn, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body) -> _Attempt:
-    """Lower a loop's body; again for the same inputs only if it may have an `md.local`, whose blocks are kept."""
-    setting, key = outer.setting, (eqn, use, *inputs)
-    if key not in setting.attempts or setting.regions:
-        scope = _build(outer, body, inputs, lower, use)
-        setting.attempts[key] = _Attempt(eqn, use, inputs, scope, [natural(scope, v) for v in body.outs])
-    return setting.attempts[key]
+def _attempt(outer: Scope, eqn: Eqn, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body) -> Scope:
+    """A loop's body, built once for the same inputs, unless regions of `md.local` may share their blocks with it."""
+    attempts, key = outer.setting.attempts, (eqn, use, *inputs)
+    if key not in attempts or outer.setting.regions:
+        attempts[key] = _build(outer, body, inputs, lower, use)
+    return attempts[key]
 
 
 def natural(scope: Scope, v: Var) -> Sharding:
@@ -156,9 +134,9 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     memo = scope.setting.memo
     key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), use, *held, *start, *rows, *zero)
     fixed, built, programs = scope.once(key, lambda: _solve(scope, eqn, loop, use, held, rows, lower))
-    scope.def_sharding.update(built.scope.def_sharding)
+    scope.def_sharding.update(built.def_sharding)
     ins = _operands(scope, eqn, eqn.ins, [*held, *fixed, *rows])
-    outs = _results(scope, eqn, [v.sharding for v in programs["body"].outs], [built.scope])
+    outs = _results(scope, eqn, [v.sharding for v in programs["body"].outs], [built])
     n_held = sum(isinstance(how, Sharding) for how in held)
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=n_held))
     offloaded = host_values(loop.body)  # the host holds them as the loop stores them
@@ -170,40 +148,43 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
 def _solve(
     scope: Scope, eqn: Eqn, loop: Scan, use: Body, held: Sequence[Given], rows: Sequence[Given], lower: Lower
 ) -> _Solved:
-    """The carry's shardings, and the body and its program under them."""
+    """The carry's shardings, and the body's scope and program under them."""
     body, consts, carries = loop.body, loop.consts, loop.carries
     inner_rows = [
         scope.once(("row", g, v), lambda g=g, v=v: row_of(g, v))
         for g, v in zip(rows, body.ins[consts + carries :], strict=True)
     ]
 
-    def attempt(carry: Sequence[Given]) -> _Attempt:
+    def attempt(carry: Sequence[Given]) -> Scope:
         return _attempt(scope, eqn, body, [*held, *carry, *inner_rows], lower, use)
 
-    return _cheapest(scope, eqn.ins[consts : consts + carries], attempt, lambda built: {"body": built.program})
+    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
+        return {"body": _finish(built, [*carry, *built.results[carries:]], [*held, *carry, *inner_rows], eqn)}
+
+    return _cheapest(scope, eqn.ins[consts : consts + carries], attempt, finished)
 
 
 def _cheapest(
     scope: Scope,
     init: Sequence[Var],
-    attempt: Callable[[Sequence[Given]], _Attempt],
-    finished: Callable[[_Attempt], dict[str, Program]],
+    attempt: Callable[[Sequence[Given]], Scope],
+    finished: Callable[[Sequence[Sharding], Scope], dict[str, Program]],
 ) -> _Solved:
     """The carry's fixed point; a carry stays pending only if that sends no more than reducing it inside the loop."""
     fixed, built = _fixed_point(scope, init, attempt)
-    programs = finished(built)
+    programs = finished(fixed, built)
     if any(s.partial for s in fixed):
         whole = [s.whole() for s in fixed]
         other = attempt(whole)
-        inside = finished(other)
+        inside = finished(whole, other)
         if sum(map(_bytes_sent, inside.values())) < sum(map(_bytes_sent, programs.values())):
             return whole, other, inside
     return fixed, built, programs
 
 
 def _fixed_point(
-    scope: Scope, init: Sequence[Var], attempt: Callable[[Sequence[Given]], _Attempt]
-) -> tuple[list[Sharding], _Attempt]:
+    scope: Scope, init: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
+) -> tuple[list[Sharding], Scope]:
     """The carry's shardings, equal at the start and the end of the body, and the body built with them.
 
     Each attempt gives a carry a sharding that it did not have before, or fixes it, so their number is finite: a carry
@@ -215,7 +196,7 @@ def _fixed_point(
     built = attempt(carry)
     while True:
         settled = list(carry)
-        for i, (v, now, then) in enumerate(zip(init, carry, built.results, strict=False)):
+        for i, (v, now, then) in enumerate(zip(init, carry, built.results, strict=False)):  # then the rows
             if i not in kept:
                 settled[i] = next_carry(scope, v, now, then)
                 kept |= {i} if settled[i] != now and settled[i] in tried[i] else set()
@@ -248,16 +229,17 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     test, body, consts = loop.test, loop.body, loop.consts
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
-    def attempt(carry: Sequence[Given]) -> _Attempt:
+    def attempt(carry: Sequence[Given]) -> Scope:
         return _attempt(scope, eqn, body, [*held, *carry], lower, Body(consts, len(carry), 1))
 
-    def finished(built: _Attempt) -> dict[str, Program]:
-        predicate = _finish(_build(scope, test, built.inputs, lower), [Sharding()], built.inputs, eqn)
-        return {"test": predicate, "body": built.program}
+    def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
+        inputs: list[Given] = [*held, *carry]
+        predicate = _finish(_build(scope, test, inputs, lower), [Sharding()], inputs, eqn)
+        return {"test": predicate, "body": _finish(built, carry, inputs, eqn)}
 
     fixed, built, programs = _cheapest(scope, eqn.ins[consts:], attempt, finished)
     ins = _operands(scope, eqn, eqn.ins, [*held, *fixed])
-    outs = _results(scope, eqn, fixed, [built.scope])
+    outs = _results(scope, eqn, fixed, [built])
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=len(ins) - len(fixed)))
 
 
