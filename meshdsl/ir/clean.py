@@ -45,8 +45,9 @@ def dce(graph: G) -> G:
     for eqn in reversed(graph.eqns):
         if live.isdisjoint(eqn.outs) and not acts(eqn):
             continue
-        eqn = _without_unused_results(_without_unused_rows(eqn, live), live).map_graphs(dce)
-        eqn = _without_unread_operands(_without_unused_operands(eqn))
+        if eqn.control is not None:
+            eqn = _without_unused_results(_without_unused_rows(eqn, live), live).map_graphs(dce)
+            eqn = _without_unread_operands(_without_unused_operands(eqn))
         eqns.append(eqn)
         live.update(eqn.ins)
     eqns.reverse()

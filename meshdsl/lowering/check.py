@@ -60,10 +60,10 @@ def _check(program: Program, made_by: str) -> None:
 
 
 def _check_blocks(program: Program, var: Var, made_by: str) -> None:
-    for dim, axes in ((d, var.sharding.axes(d)) for d in var.dims):
-        stored, blocks = program.extents.padded(dim), program.mesh.count(axes)
-        if stored % blocks:
-            raise InternalError(f"{made_by}: {var} stores {stored} of {dim.name!r} in {blocks} equal blocks")
+    stored = {d.name: program.extents.padded(d) for d in var.dims}
+    for dim, axes in var.sharding.split:
+        if stored[dim] % (blocks := program.mesh.count(axes)):
+            raise InternalError(f"{made_by}: {var} stores {stored[dim]} of {dim!r} in {blocks} equal blocks")
 
 
 def _problems(eqn: Eqn, program: Program) -> Iterator[str]:
