@@ -7,6 +7,7 @@ results are equal bit for bit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -36,8 +37,9 @@ def _unary(general: Function, direct: Function, kinds: str) -> Function:
 
 
 def _alike(x: Any, y: Any) -> bool:
-    """True for arrays of one dtype and one rank, whose axes are equal or 1."""
-    return isinstance(x, jax.Array) and isinstance(y, jax.Array) and x.dtype == y.dtype and x.ndim == y.ndim
+    """True for arrays of one dtype and one rank, whose axes are equal or 1; or if one of the two is a number."""
+    arrays = isinstance(x, jax.Array) and isinstance(y, jax.Array | np.ndarray)
+    return arrays and x.dtype == y.dtype and (x.ndim == y.ndim or not x.ndim or not y.ndim)
 
 
 def _binary(general: Function, direct: Function, kinds: str) -> Function:
@@ -93,29 +95,59 @@ REDUCTIONS = {
 
 def where(condition: Any, x: Any, y: Any) -> Any:
     """`jnp.where` of three operands."""
-    if not (_alike(x, y) and isinstance(condition, jax.Array)) or condition.dtype != np.bool_:
+    simple = _alike(x, y) and isinstance(condition, jax.Array) and condition.dtype == np.bool_
+    shape = np.broadcast_shapes(condition.shape, x.shape, y.shape) if simple else ()
+    if not shape or condition.ndim not in (0, len(shape)):
         return jnp.where(condition, x, y)
-    if condition.ndim not in (0, x.ndim) or not x.ndim:
-        return jnp.where(condition, x, y)
-    axes = [x.shape, y.shape] + ([condition.shape] if condition.ndim else [])
-    shape = np.broadcast_shapes(*axes)
-    full = [_expanded(z, shape) if z.ndim else z for z in (condition, x, y)]
-    return lax.select(*full)
+    condition = _expanded(condition, shape) if condition.ndim else condition
+    return lax.select(condition, _expanded(x, shape), _expanded(y, shape))
+
+
+def clip(x: Any, low: int, high: int) -> Any:
+    """`jnp.clip`, of int32 as one operation."""
+    if isinstance(x, jax.Array) and x.dtype == np.int32:
+        return lax.clamp(np.int32(low), x, np.int32(high))
+    return jnp.clip(x, low, high)
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Any:
+    """`jnp.moveaxis`; the array itself if no axis moves."""
+    axes = np.empty(range(x.ndim))  # the size of each axis is its number
+    return lax.transpose(x, np.moveaxis(axes, source, destination).shape)
 
 
 def _expanded(x: Any, shape: tuple[int, ...]) -> Any:
     return x if x.shape == shape else lax.broadcast_in_dim(x, shape, tuple(range(x.ndim)))
 
 
+def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
+    """`jnp.einsum`; the product of two arrays as one operation, and a transpose if neither order is that of `out`."""
+    *letters, out = re.split(",|->", formula)
+    if not _is_product(letters, out, xs):
+        return jnp.einsum(formula, *xs, preferred_element_type=dtype)
+    (a, x), (b, y) = zip(letters, xs, strict=True)
+    both = {*a} & {*b}
+    batch, summed = [n for n in out if n in both], sorted(both - {*out})
+    if [*batch, *(n for n in a + b if n not in both)] != [*out]:
+        (a, x), (b, y) = (b, y), (a, x)
+    axes: Any = [tuple(tuple(map(each.index, names)) for each in (a, b)) for names in (summed, batch)]
+    product = lax.dot_general(x, y, axes, preferred_element_type=dtype or x.dtype)
+    order = [*batch, *(n for n in a + b if n not in both)]
+    return lax.transpose(product, [order.index(n) for n in out])
+
+
+def _is_product(letters: Sequence[str], out: str, xs: Sequence[Any]) -> bool:
+    """True for two arrays of one dtype that agree in sizes; only letters of both may be missing in the result."""
+    if len(xs) != 2 or xs[0].dtype != xs[1].dtype or not {*letters[0]} ^ {*letters[1]} <= {*out}:
+        return False
+    sizes = [pair for each, x in zip(letters, xs, strict=True) for pair in zip(each, x.shape, strict=True)]
+    return len(dict(sizes)) == len({*sizes})
+
+
 def reshape(x: Any, shape: Any) -> Any:
     """`jnp.reshape`; a size of -1 follows from the others."""
-    if (
-        isinstance(x, jax.Array)
-        and isinstance(shape, list | tuple)
-        and all(isinstance(n, int) and n >= 0 for n in shape)
-    ):
-        return lax.reshape(x, tuple(shape))
-    return jnp.reshape(x, shape)
+    known = isinstance(shape, list | tuple) and all(isinstance(n, int) and n >= 0 for n in shape)
+    return lax.reshape(x, tuple(shape)) if known and isinstance(x, jax.Array) else jnp.reshape(x, shape)
 
 
 def pad(x: Any, pads: Sequence[tuple[int, int]], constant_values: Any = 0) -> Any:
@@ -127,10 +159,14 @@ def pad(x: Any, pads: Sequence[tuple[int, int]], constant_values: Any = 0) -> An
 
 def rows(x: Any, index: Any) -> Any:
     """x[index] where all indices are inside: without what `jnp` adds for negative ones and those past the end."""
-    x, index = alike((jnp.asarray(x), jnp.asarray(index)[..., None]))
+    x, index = jnp.asarray(x), jnp.asarray(index)
+    x, index = alike((x, lax.expand_dims(index, (index.ndim,))))
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(index.ndim - 1, index.ndim + x.ndim - 2)),
         collapsed_slice_dims=(0,),
         start_index_map=(0,),
     )
     return lax.gather(x, index, numbers, (1, *x.shape[1:]), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+OTHERS = {function.__name__: function for function in (where, clip, moveaxis, reshape, pad, rows)}

@@ -32,21 +32,17 @@ class JaxFunctions:
     erf_inv = staticmethod(lax.erf_inv)
     rsqrt = staticmethod(lax.rsqrt)
     logistic = staticmethod(lax.logistic)
-    where = staticmethod(direct.where)
-    reshape = staticmethod(direct.reshape)
-    pad = staticmethod(direct.pad)
-    rows = staticmethod(direct.rows)
 
     def __getattr__(self, name: str) -> Any:
         """Functions of `jax.numpy`; an instance already has those of `direct`."""
         return getattr(jnp, name)
 
     def __init__(self) -> None:
-        vars(self).update(direct.UNARY | direct.BINARY | direct.REDUCTIONS)
+        vars(self).update(direct.UNARY | direct.BINARY | direct.REDUCTIONS | direct.OTHERS)
 
     @staticmethod
     def einsum(formula: str, *xs: Any, dtype: Any) -> Any:
-        return jnp.einsum(formula, *xs, preferred_element_type=_at_least(dtype, *xs))
+        return direct.einsum(formula, *xs, dtype=_at_least(dtype, *xs))
 
     grouped_dot = staticmethod(grouped.grouped_dot)
     grouped_outer = staticmethod(grouped.grouped_outer)

@@ -22,38 +22,39 @@ def _spread(xs: Sequence[Tensor], on: Sequence[bool], new: Dim) -> list[Tensor]:
     return [spread([x], new)[0] if mapped else x for x, mapped in zip(xs, on, strict=True)]
 
 
-def _mapped_carries(body: Graph, consts: int, on: Sequence[bool], new: Dim, carries: int) -> list[bool]:
-    """The carries that have the new dim in some trip: those that do at first, and those that then depend on it."""
+def _mapped_body(body: Graph, consts: int, on: Sequence[bool], new: Dim, carries: int) -> tuple[list[bool], Graph]:
+    """The carries that have the new dim in some trip, and the body with them.
+
+    They are those that have it at first, and those that then depend on it.
+    """
     on = list(on)
     while True:
-        outs = [new.name in names(v.dims) for v in batched_graph(body, on, new).outs[:carries]]
-        more = [i for i, out in enumerate(outs) if out and not on[consts + i]]
+        carried = on[consts : consts + carries]
+        mapped = batched_graph(body, on, new, [*carried, *(False for _ in body.outs[carries:])])
+        more = [i for i, v in enumerate(mapped.outs[:carries]) if new.name in names(v.dims) and not carried[i]]
         if not more:
-            return on[consts : consts + carries]
+            return carried, mapped
         for i in more:
             on[consts + i] = True
 
 
 def scan_rule(op: Op, *ins: Tensor, new: Dim, control: Scan) -> list[Tensor]:
     consts, first, stacks = control.inputs(ins)
-    on = _mapped_carries(control.body, control.consts, _has(ins, new), new, control.carries)
+    on, body = _mapped_body(control.body, control.consts, _has(ins, new), new, control.carries)
     rows = [transpose(x, (control.dim, *(d for d in x.dims if d != control.dim))) for x in stacks]
-    mapped = [*_has(consts, new), *on, *_has(stacks, new)]
-    results = [*on, *(False for _ in control.results(control.body.outs)[1])]
-    body = batched_graph(control.body, mapped, new, results)
     return list(bind(op, *consts, *_spread(first, on, new), *rows, control=dataclasses.replace(control, body=body)))
 
 
 def while_rule(op: Op, *ins: Tensor, new: Dim, control: While) -> list[Tensor]:
     """With one predicate per place, the loop runs while any holds, and a place keeps its carry after its own end."""
     consts, first = control.inputs(ins)
-    on = _mapped_carries(control.body, control.consts, _has(ins, new), new, len(first))
+    on, body = _mapped_body(control.body, control.consts, _has(ins, new), new, len(first))
     held = _has(consts, new)
     test = batched_graph(control.test, [*held, *on], new)
     each = new.name in names(test.outs[0].dims)
-    on = [True] * len(on) if each else on
-    body = batched_graph(control.body, [*held, *on], new, on)
     if each:
+        on = [True] * len(on)
+        body = batched_graph(control.body, [*held, *on], new, on)
         test, body = _stepped(batched_graph(control.test, [*held, *on], new), body, control.consts)
     return list(bind(op, *consts, *_spread(first, on, new), control=While(test, body, control.consts)))
 

@@ -16,6 +16,8 @@ from .graph import (
     While,
     dim_names,
     format_graph,
+    known,
+    learn,
     operations,
     params_with,
     readers_of,
@@ -30,6 +32,6 @@ __all__ = [
     "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
-    "exact", "format_graph", "inferred", "named", "no_flops", "only_named", "operations", "params_with", "predicates",
-    "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of", "verify", "walk",
+    "exact", "format_graph", "inferred", "known", "learn", "named", "no_flops", "only_named", "operations",
+    "params_with", "predicates", "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of", "verify", "walk",
 ]  # fmt: skip

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from weakref import WeakSet
 
 from .exact import exact
-from .graph import Cond, Eqn, G, Graph, Scan, Var
+from .graph import Cond, Eqn, G, Graph, Scan, Var, known, learn
 from .op import Op
 
 
@@ -37,31 +36,28 @@ def rewritten(graph: G, change: Callable[[Eqn, Mapping[Var, Eqn]], Sequence[Eqn]
     return graph.replace(eqns=tuple(new for eqn in bodies_changed for new in change(eqn, producers)))
 
 
-_without_dead_code: WeakSet[Graph] = WeakSet()  # graphs that `dce` returned unchanged
-_without_duplicates: WeakSet[Graph] = WeakSet()  # graphs that `cse` returned unchanged
-
-
 def dce(graph: G) -> G:
     """Remove equations whose results are unused, also inside bodies (dead code elimination)."""
-    if graph in _without_dead_code:
+    if known(graph, "without dead code"):
         return graph
     live = set(graph.outs)
     eqns: list[Eqn] = []
     for eqn in reversed(graph.eqns):
         if live.isdisjoint(eqn.outs) and not acts(eqn):
             continue
-        eqn = _without_unused_results(_without_unused_rows(eqn, live), live).map_graphs(dce)
-        eqn = _without_unread_operands(_without_unused_operands(eqn))
+        if eqn.control is not None:
+            eqn = _without_unused_results(_without_unused_rows(eqn, live), live).map_graphs(dce)
+            eqn = _without_unread_operands(_without_unused_operands(eqn))
         eqns.append(eqn)
         live.update(eqn.ins)
     eqns.reverse()
-    return _cleaned(graph, graph.replace(eqns=tuple(eqns)), _without_dead_code)
+    return _cleaned(graph, graph.replace(eqns=tuple(eqns)), "without dead code")
 
 
-def _cleaned(graph: G, cleaned: G, unchanged: WeakSet[Graph]) -> G:
+def _cleaned(graph: G, cleaned: G, fact: str) -> G:
     """The cleaned graph; loop bodies are cleaned again with each program that contains them."""
     if cleaned is graph:
-        unchanged.add(graph)
+        learn(graph, fact)
     return cleaned
 
 
@@ -141,7 +137,7 @@ def _without_unread_operands(eqn: Eqn) -> Eqn:
 
 def cse(graph: G) -> G:
     """Compute equal equations on equal values once (common subexpression elimination)."""
-    if graph in _without_duplicates:
+    if known(graph, "without duplicates"):
         return graph
     replacements: dict[Var, Var] = {}
     first_eqns: dict[Hashable, Eqn] = {}
@@ -158,7 +154,7 @@ def cse(graph: G) -> G:
             first_eqns[key] = eqn
         eqns.append(eqn)
     cleaned = graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
-    return _cleaned(graph, cleaned, _without_duplicates)
+    return _cleaned(graph, cleaned, "without duplicates")
 
 
 def _key(eqn: Eqn) -> Hashable:

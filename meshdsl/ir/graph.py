@@ -31,7 +31,7 @@ REPLICATED = Sharding()
 SHORT = 30  # notebooks show a graph of at most so many equations opened
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Var:
     """A value of a graph. Variables are compared by identity."""
 
@@ -39,11 +39,14 @@ class Var:
     dtype: np.dtype[Any]
     name: str = ""
     sharding: Sharding = REPLICATED  # set in a program; a graph's values keep the default
+    _type: Type | None = field(default=None, init=False, repr=False)
 
-    @cached_property
+    @property
     def type(self) -> Type:
         """Dims and dtype."""
-        return Type(self.dims, self.dtype)
+        known_type = self._type or Type(self.dims, self.dtype)
+        object.__setattr__(self, "_type", known_type)
+        return known_type
 
     def __repr__(self) -> str:
         return f"{self.name or 'value'}: {self.type}"
@@ -268,6 +271,16 @@ class Graph:
     def replace(self: G, **changes: Any) -> G:
         """A copy with other fields; the graph itself if nothing changes, so that what is known of it stays valid."""
         return dataclasses.replace(self, **changes) if _differs(self, changes) else self
+
+
+def learn(record: Eqn | Graph, fact: str, value: object = True) -> None:
+    """Remember what a pass found out about an equation or graph, which does not change, for as long as it exists."""
+    record.__dict__[fact] = value
+
+
+def known(record: Eqn | Graph, fact: str, value: object = True) -> bool:
+    """True if `learn` was told so."""
+    return record.__dict__.get(fact) is value
 
 
 def _differs(record: object, changes: Mapping[str, object]) -> bool:

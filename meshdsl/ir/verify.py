@@ -6,27 +6,23 @@ Equations and graphs are immutable, so each is checked once, however many passes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from weakref import WeakSet
 
 from ..errors import InternalError
 from .borders import borders
-from .graph import Eqn, G, Graph
+from .graph import Eqn, G, known, learn
 from .op import Op
-
-_checked: WeakSet[Eqn] = WeakSet()  # equations without type problems
-_verified: WeakSet[Graph] = WeakSet()  # graphs without problems
 
 
 def inferred(eqn: Eqn) -> Eqn:
     """The equation, whose results have the types that its rule has just given them: `verify` does not ask again."""
     if eqn.control is None:
-        _checked.add(eqn)
+        learn(eqn, "typed")
     return eqn
 
 
 def verify(graph: G, made_by: str) -> G:
     """Return the graph unchanged; raise `InternalError`, naming the pass `made_by`, if a check fails."""
-    if graph in _verified:
+    if known(graph, "verified"):
         return graph
     defined = set(graph.ins)
     if len(defined) != len(graph.ins):
@@ -35,10 +31,10 @@ def verify(graph: G, made_by: str) -> G:
         if not defined.issuperset(eqn.ins):
             missing = next(v for v in eqn.ins if v not in defined)
             raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} uses {missing} before it is defined")
-        if eqn not in _checked:
+        if not known(eqn, "typed"):
             for problem in _type_problems(eqn):
                 raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
-            _checked.add(eqn)
+            learn(eqn, "typed")
         for sub in eqn.graphs().values():
             verify(sub, made_by)
         if not defined.isdisjoint(eqn.outs):
@@ -46,7 +42,7 @@ def verify(graph: G, made_by: str) -> G:
         defined.update(eqn.outs)
     if not defined.issuperset(graph.outs):
         raise InternalError(f"{made_by}: a result is never defined")
-    _verified.add(graph)
+    learn(graph, "verified")
     return graph
 
 

@@ -10,20 +10,16 @@ in the host's memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary, WeakSet
 
 from ..control.host import FETCH, host_values
 from ..dims import names
 from ..errors import InternalError
 from ..errors.deadline import check_deadline
-from ..ir import Eqn, Var, borders, predicates, walk
-from ..layouts import Mesh, Sharding
+from ..ir import Eqn, Var, borders, known, learn, predicates, walk
+from ..layouts import Sharding
 from .asynchrony import check_pairs
 from .labels import out_shardings
 from .program import Program
-
-_checked: WeakKeyDictionary[Eqn, Mesh] = WeakKeyDictionary()  # equations without problems, on this mesh
-_valid: WeakSet[Program] = WeakSet()  # programs without problems
 
 
 def check(program: Program, made_by: str) -> Program:
@@ -41,7 +37,7 @@ def check(program: Program, made_by: str) -> Program:
 
 
 def _check(program: Program, made_by: str) -> None:
-    if program in _valid:
+    if known(program, "valid"):
         return
     split = [v for v in (*program.ins, *(v for eqn in program.eqns for v in eqn.outs)) if v.sharding.split]
     for var in split:
@@ -51,23 +47,23 @@ def _check(program: Program, made_by: str) -> None:
                 f"{made_by}: {var} is stored as {var.sharding}: split by {missing[0]!r}, which it lacks"
             )
     for eqn in program.eqns:
-        if _checked.get(eqn) is not program.mesh:
+        if not known(eqn, "valid on", program.mesh):
             for problem in _problems(eqn, program):
                 raise InternalError(f"{made_by}: {eqn.op} at {eqn.where} {problem}")
-            _checked[eqn] = program.mesh
+            learn(eqn, "valid on", program.mesh)
         for body in eqn.graphs().values():
             assert isinstance(body, Program)
             _check(body, made_by)
     for var in split:
         _check_blocks(program, var, made_by)
-    _valid.add(program)
+    learn(program, "valid")
 
 
 def _check_blocks(program: Program, var: Var, made_by: str) -> None:
-    for dim, axes in ((d, var.sharding.axes(d)) for d in var.dims):
-        stored, blocks = program.extents.padded(dim), program.mesh.count(axes)
-        if stored % blocks:
-            raise InternalError(f"{made_by}: {var} stores {stored} of {dim.name!r} in {blocks} equal blocks")
+    stored = {d.name: program.extents.padded(d) for d in var.dims}
+    for dim, axes in var.sharding.split:
+        if stored[dim] % (blocks := program.mesh.count(axes)):
+            raise InternalError(f"{made_by}: {var} stores {stored[dim]} of {dim!r} in {blocks} equal blocks")
 
 
 def _problems(eqn: Eqn, program: Program) -> Iterator[str]:

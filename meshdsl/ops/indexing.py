@@ -94,7 +94,7 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     axes, size = block.axes[block.position(over)], block.size(over)
     if not axes:
         at = clipped(c, i, 0, max(min(size, over.size) - 1, 0))
-        return at, at == i
+        return at, c.xp.equal(at, i)
     start = c.xp.asarray(c.start(block, over), np.int32)
     i = clipped(c, i, -1, over.size) - start
     at = c.xp.clip(i, 0, max(size - 1, 0))
@@ -131,7 +131,7 @@ def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
     if not x.shape[0]:
         return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
     values = c.xp.rows(x, flat_index(c, i, c.ins[1], paired, c.ins[0].size(over)))
-    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, c.xp.zeros((), x.dtype))
+    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, np.zeros((), x.dtype))
 
 
 TAKE = Op(

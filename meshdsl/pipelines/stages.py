@@ -139,9 +139,8 @@ class StageLoop:
         return consts, [*carries, *(x for each in self.stored for x in each.stacks.values())], list(rows)
 
 
-LoopResults = tuple[
-    list[Tensor], list[Tensor], list[Tensor]
-]  # last carries [stage ...], rows [stage inner ...], stacks
+# last carries [stage ...], rows [stage inner ...], stacks
+LoopResults = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 def run_stages(loop: StageLoop, dims: StageDims, beside: StageLoop | None = None) -> list[LoopResults]:

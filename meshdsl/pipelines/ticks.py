@@ -11,10 +11,7 @@ from ..ops.indexing import iota
 from ..trace import Tensor, as_tensor, evaluate
 from .find import Level, Loop, loop_of, values
 from .one_tick import Dims, Pipe, Sums, operands_of, total_of
-from .stages import (
-    layers_of_stages,
-    run_stages,
-)
+from .stages import layers_of_stages, run_stages
 
 
 def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:

@@ -1,5 +1,5 @@
-"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where`, `pad` and
-`rows`, whose `jax.numpy` is a function of its own in the program, have its values."""
+"""`meshdsl.backend.direct` traces to what `jax.numpy` traces to, for every dtype and rank; and `where`, `clip`,
+`pad` and `rows`, whose `jax.numpy` is a function of its own in the program, have its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (
     "bool", "int8", "uint8", "int32", "uint32", "int64", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn",
     "complex64",
 )  # fmt: skip
-SHAPES = [((3, 5), (3, 5)), ((3, 1), (1, 5)), ((), ()), ((0, 5), (1, 5)), ((3, 5), (5,))]
+SHAPES = [((3, 5), (3, 5)), ((3, 1), (1, 5)), ((), ()), ((0, 5), (1, 5)), ((3, 5), (5,)), ((3, 5), ()), ((), (5,))]
 
 
 def traced(function: Callable[..., Any], *specs: tuple[tuple[int, ...], str], **options: Any) -> str:
@@ -31,6 +31,10 @@ def traced(function: Callable[..., Any], *specs: tuple[tuple[int, ...], str], **
         )
     except (TypeError, ValueError) as error:
         return type(error).__name__
+
+
+def beside(function: Callable[..., Any], constant: np.ndarray) -> Callable[[Any], Any]:
+    return lambda x: function(x, constant)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,6 +52,34 @@ def test_direct_functions_trace_as_in_jax(dtype: str) -> None:
     for shape in ([5, 3], [15], (3, -1), [3, 5], [1, 3, 5]):
         expected = traced(jnp.reshape, ((3, 5), dtype), shape=shape)
         assert traced(direct.reshape, ((3, 5), dtype), shape=shape) == expected, shape
+    for source, destination in [(0, 1), (-1, 0), ([0], [0]), ([2, 0], range(2))]:
+        axes = {"source": source, "destination": destination}
+        expected = traced(jnp.moveaxis, ((3, 5, 2), dtype), **axes)
+        assert traced(direct.moveaxis, ((3, 5, 2), dtype), **axes) == expected, axes
+
+
+FORMULAS = (
+    "ab,bc->ac", "ab,bc->ca", "ab,cb->ac", "zab,zcb->zca", "azb,zbc->acz", "ab,ab->ba", "ab,ab->", "a,b->ba", ",ab->ba",
+    "ab,bc->a", "ab,b->a", "abc,dbc->da", "abcd,bd->ca", "ab,ac->abc", "ab->a", "ab,bc,cd->ad",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "bfloat16", "float32", "complex64"])
+@pytest.mark.parametrize("summed", [None, "float32", "int32"])
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_products_trace_as_in_jax(dtype: str, summed: str | None) -> None:
+    sizes = {"a": 2, "b": 3, "c": 4, "d": 5, "z": 6}
+    wide = None if summed is None else np.dtype(summed)
+    for formula in FORMULAS:
+        shapes = [tuple(sizes[n] for n in names) for names in formula.partition("->")[0].split(",")]
+        for dtypes in ([dtype] * 3, [dtype, "float32", dtype]):
+            specs = list(zip(shapes, dtypes, strict=False))
+            expected = traced(partial(jnp.einsum, formula), *specs, preferred_element_type=wide)
+            assert traced(partial(direct.einsum, formula), *specs, dtype=wide) == expected, (formula, dtypes)
+    ones = [((3, 1), dtype), ((2, 4), dtype)]  # an axis of size 1 fits any other
+    assert traced(partial(direct.einsum, "ab,bc->ac"), *ones, dtype=wide) == traced(
+        partial(jnp.einsum, "ab,bc->ac"), *ones, preferred_element_type=wide
+    )
 
 
 @pytest.mark.parametrize("mixed", ["float64", "int32"])
@@ -55,6 +87,9 @@ def test_direct_functions_promote_as_in_jax(mixed: str) -> None:
     for name, function in direct.BINARY.items():
         expected = traced(getattr(jnp, name), ((3,), "float32"), ((3,), mixed))
         assert traced(function, ((3,), "float32"), ((3,), mixed)) == expected, name
+        for constant in (np.ones(3, np.float32), np.ones((), np.float32), np.ones((), mixed)):
+            expected = traced(beside(getattr(jnp, name), constant), ((3,), "float32"))
+            assert traced(beside(function, constant), ((3,), "float32")) == expected, (name, constant)
     assert str(jax.make_jaxpr(lambda x: direct.BINARY["add"](x, 1))(1.0)) == str(jax.make_jaxpr(lambda x: x + 1)(1.0))
 
 
@@ -70,15 +105,22 @@ def test_direct_where_pad_and_rows_have_the_values_of_jax(dtype: str) -> None:
             ((), (3, 5), (1, 5)),
             ((), (), ()),
             ((5,), (3, 5), ()),
+            ((3, 1), (1, 5), ()),
+            ((3, 5), (), ()),
+            ((), (), (3, 5)),
         ]
         found = [where(array(c) == 1, array(x), -array(y) if dtype != "bool" else array(y)) for c, x, y in cases]
-        found += [where(array((3, 5)) == 1, array((3, 5)), 0), where(jnp.arange(5), array((5,)), array((5,)))]
+        found += [where(array((3, 5)) == 1, array((3, 5)), zero) for zero in (0, np.zeros((), dtype))]
+        found += [where(jnp.arange(5), array((5,)), array((5,)))]
         numbers = [0, 1, np.float32(2.5), True] + [np.nan] * (dtype not in ("bool", "int8"))
         return found + [pad(array((3, 5)), [(0, 2), (1, 0)], constant_values=number) for number in numbers]
 
     for index in (jnp.asarray([[2, 0], [1, 2]]), np.asarray([1]), jnp.asarray(2), jnp.zeros((0,), int)):
         for x in (array((3, 5)), array((3,)), array((3, 0))):
             assert jnp.array_equal(direct.rows(x, index), x[index])
+    for low, high in ((0, 3), (-1, 1), (2, 1)):
+        for integers in (jnp.arange(-3, 6), jnp.arange(6, dtype=jnp.uint8)):
+            assert jnp.array_equal(direct.clip(integers, low, high), jnp.clip(integers, low, high))
     ours, theirs = jax.jit(lambda: (results(direct.where, direct.pad), results(jnp.where, jnp.pad)))()
     for mine, expected in zip(ours, theirs, strict=True):
         assert mine.dtype == expected.dtype and np.asarray(mine).tobytes() == np.asarray(expected).tobytes()

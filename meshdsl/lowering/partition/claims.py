@@ -122,6 +122,8 @@ def region_blocks(
 
 def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
     """The labels that win by `md.prefer`; unresolved conflicts are reported."""
+    if not claims.contested and scope.setting.hints.keys().isdisjoint(eqn.outs):
+        return []
     hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
     preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
     for conflict in claims.contested:

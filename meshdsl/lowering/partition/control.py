@@ -75,7 +75,16 @@ def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use
                 scope.reasons[v] = (CARRIED, where, any(eqn.backward for eqn in body.eqns))
     scope.def_sharding.update(scope.default_sharding)
     lower(scope, body.eqns)
+    scope.results = [natural(scope, v) for v in body.outs]
     return scope
+
+
+def _attempt(outer: Scope, eqn: Eqn, body: Graph, inputs: Sequence[Given], lower: Lower, use: Body) -> Scope:
+    """A loop's body, built once for the same inputs, unless regions of `md.local` may share their blocks with it."""
+    attempts, key = outer.setting.attempts, (eqn, use, *inputs)
+    if key not in attempts or outer.setting.regions:
+        attempts[key] = _build(outer, body, inputs, lower, use)
+    return attempts[key]
 
 
 def natural(scope: Scope, v: Var) -> Sharding:
@@ -147,24 +156,22 @@ def _solve(
     ]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry, *inner_rows], lower, use)
+        return _attempt(scope, eqn, body, [*held, *carry, *inner_rows], lower, use)
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
-        ys = [natural(built, v) for v in body.outs[carries:]]
-        return {"body": _finish(built, [*carry, *ys], [*held, *carry, *inner_rows], eqn)}
+        return {"body": _finish(built, [*carry, *built.results[carries:]], [*held, *carry, *inner_rows], eqn)}
 
-    return _cheapest(scope, eqn.ins[consts : consts + carries], body.outs[:carries], attempt, finished)
+    return _cheapest(scope, eqn.ins[consts : consts + carries], attempt, finished)
 
 
 def _cheapest(
     scope: Scope,
     init: Sequence[Var],
-    results: Sequence[Var],
     attempt: Callable[[Sequence[Given]], Scope],
     finished: Callable[[Sequence[Sharding], Scope], dict[str, Program]],
 ) -> _Solved:
     """The carry's fixed point; a carry stays pending only if that sends no more than reducing it inside the loop."""
-    fixed, built = _fixed_point(scope, init, results, attempt)
+    fixed, built = _fixed_point(scope, init, attempt)
     programs = finished(fixed, built)
     if any(s.partial for s in fixed):
         whole = [s.whole() for s in fixed]
@@ -176,7 +183,7 @@ def _cheapest(
 
 
 def _fixed_point(
-    scope: Scope, init: Sequence[Var], results: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
+    scope: Scope, init: Sequence[Var], attempt: Callable[[Sequence[Given]], Scope]
 ) -> tuple[list[Sharding], Scope]:
     """The carry's shardings, equal at the start and the end of the body, and the body built with them.
 
@@ -188,9 +195,8 @@ def _fixed_point(
     kept: set[int] = set()
     built = attempt(carry)
     while True:
-        after = [natural(built, v) for v in results]
         settled = list(carry)
-        for i, (v, now, then) in enumerate(zip(init, carry, after, strict=True)):
+        for i, (v, now, then) in enumerate(zip(init, carry, built.results, strict=False)):  # then the rows
             if i not in kept:
                 settled[i] = next_carry(scope, v, now, then)
                 kept |= {i} if settled[i] != now and settled[i] in tried[i] else set()
@@ -224,14 +230,14 @@ def lower_while(scope: Scope, eqn: Eqn, loop: While, lower: Lower) -> None:
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
 
     def attempt(carry: Sequence[Given]) -> Scope:
-        return _build(scope, body, [*held, *carry], lower, Body(consts, len(carry), 1))
+        return _attempt(scope, eqn, body, [*held, *carry], lower, Body(consts, len(carry), 1))
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
         inputs: list[Given] = [*held, *carry]
         predicate = _finish(_build(scope, test, inputs, lower), [Sharding()], inputs, eqn)
         return {"test": predicate, "body": _finish(built, carry, inputs, eqn)}
 
-    fixed, built, programs = _cheapest(scope, eqn.ins[consts:], body.outs, attempt, finished)
+    fixed, built, programs = _cheapest(scope, eqn.ins[consts:], attempt, finished)
     ins = _operands(scope, eqn, eqn.ins, [*held, *fixed])
     outs = _results(scope, eqn, fixed, [built])
     scope.eqns.append(eqn.replace(ins=ins, outs=outs).with_control(**programs, consts=len(ins) - len(fixed)))

@@ -189,8 +189,8 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
-    asked = {d: claims.annotations.get(label or "") for d, label in labels.outs[0].items()}
-    decided = {d: by for d, by in asked.items() if by is not None and assigned.get(labels.outs[0][d] or "") == by.axes}
+    asked = {d: claims.annotations[label] for d, label in labels.outs[0].items() if label in claims.annotations}
+    decided = {d: by for d, by in asked.items() if assigned.get(labels.outs[0][d] or "") == by.axes}
     return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, decided, free)
 
 

@@ -162,7 +162,7 @@ class Memo:
         scope.required_collectives.update(change.sends)
 
     def _watched(self, scope: Scope, run: _Run, lower: Lower) -> _Change:
-        n, received = len(scope.eqns), set(scope.received)
+        n = len(scope.eqns)
         if len(run.eqns) == 1:
             _legal(scope, lambda: lower(scope, run.eqns[0]))
         else:
@@ -170,7 +170,8 @@ class Memo:
                 self._lower(scope, self._run(scope.demand, (eqn,)), lower)
         values = tuple((v, _state(scope, v)) for v in (*run.operands, *run.results))
         sends = tuple(v for v in run.results if v in scope.required_collectives)
-        return _Change(tuple(scope.eqns[n:]), values, tuple(scope.received - received), sends)
+        added = tuple(scope.eqns[n:])
+        return _Change(added, values, tuple(v for eqn in added for v in eqn.outs if v in scope.received), sends)
 
     def _run(self, demand: Demand, eqns: tuple[Eqn, ...]) -> _Run:
         """The run of these equations. Demands share it unless what they defer is not part of the key of a change."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ...control import KEEP
-from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names
+from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names, readers_of
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
 from ...ops.reductions import BROADCAST
@@ -74,10 +74,8 @@ class PendingSums:
         self.bounds = magnitudes(graph)
         self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
         self.unmade = unmade_values(graph)  # each device computes its own part of these, in any sharding
-        self.users: dict[Var, list[Eqn]] = {}
+        self.users = readers_of(graph)
         for eqn in graph.eqns:
-            for v in dict.fromkeys(eqn.ins):
-                self.users.setdefault(v, []).append(eqn)
             value = self._number(eqn)
             if value is not None:
                 self.numbers[eqn.outs[0]] = value

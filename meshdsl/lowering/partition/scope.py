@@ -48,6 +48,7 @@ class Setting:
     whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
+    attempts: dict[object, Scope] = field(default_factory=dict[object, "Scope"])  # to lower the bodies of loops
     memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
     seconds: Seconds | None = None  # the network's times, if reshards are planned by time instead of bytes
 
@@ -73,6 +74,7 @@ class Scope:
         self.versions: dict[Var, list[Var]] = {}
         self.default_sharding: dict[Var, Sharding] = {}  # the version from which consumers with a free choice start
         self.unmaterialized: dict[Var, Eqn] = {}
+        self.results: list[Sharding] = []  # of a body, those of the graph's results if no reader asks for another
         self.received: set[Var] = set()  # versions that a collective produced
         self.required_collectives: set[Var] = set()  # graph values whose lowering sent something
         self.def_sharding: dict[Var, Sharding] = {}  # sharding of each value, also inside loops, where it is computed
