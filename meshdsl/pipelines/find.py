@@ -17,8 +17,10 @@ from ..dims import Dim, show
 from ..errors import LayoutError, MeshdslError, at
 from ..ir import Eqn, Graph, Scan, Var, acts, dce, walk
 from ..layouts import Layout, Mesh
+from ..ops.dtypes import CAST
 from ..ops.elementwise import ADD
 from ..ops.reductions import BROADCAST
+from ..ops.reshape import TRANSPOSE
 from ..passes.accumulate import running_sum
 from ..trace import FULL
 from .schedule import Schedule
@@ -212,20 +214,23 @@ def _check_sums(eqn: Eqn, dim: Dim) -> None:
 
 
 def _check_chunks(forward: Eqn, dim: Dim, microbatches: int, stages: int, chunks: int) -> None:
-    if chunks > (most := -(-dim.size // stages)):
-        raise _refused(forward, dim, f"{dim.size} layers are at most {most} a stage, too few for {chunks} chunks")
+    most = min(-(-dim.size // stages), stages)
+    if chunks > most:
+        why = f"{stages} stages of {dim.size} layers have at most {most} chunks, not {chunks}"
+        raise _refused(forward, dim, why, f"give at most chunks={most}" if most > 1 else "leave chunks out")
     if microbatches % stages:
-        raise _refused(forward, dim, f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}")
-    if chunks > stages:
-        raise _refused(forward, dim, f"a stage has at most as many chunks as there are stages, {stages}")
+        why = f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}"
+        raise _refused(forward, dim, why, "give such a multiple, or leave chunks out")
 
 
-def _refused(eqn: Eqn, dim: Dim, why: str) -> MeshdslError:
+def _refused(eqn: Eqn, dim: Dim, why: str, way_out: str = "") -> MeshdslError:
+    otherwise = (
+        f"map {dim.name!r} to no axis, or run the step without micro-batches: then {dim.name!r} only says where "
+        "weights are stored"
+    )
     problem = LayoutError(
         f"the layout maps {dim.name!r} to pipeline stages, and this step cannot run in stages\n"
-        f"  {why}\n"
-        f"  map {dim.name!r} to no axis, or run the step without micro-batches: then {dim.name!r} only says where "
-        "weights are stored"
+        f"  {why}\n  {way_out or otherwise}"
     )
     return at(problem, eqn.where)
 
@@ -251,9 +256,10 @@ def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
 
 
 def _terms(loop: Scan, forward: Eqn, backward: Eqn, levels: dict[Var, Level]) -> tuple[Terms, ...]:
-    leaves, there = [_leaves(loop, i) for i in range(loop.carries)], loop_of(backward)
+    there, carries = loop_of(backward), _summed_carries(loop, backward)
+    summed = carries.union(there.results(backward.outs)[1])
+    leaves = [[_source(loop, v, summed) for v in _leaves(loop, i)] for i in range(loop.carries)]
     rows = _summed_rows(loop, backward, {v for each in leaves for v in each})
-    carries = _summed_carries(loop, backward)
     numbers = {v: i for i, v in enumerate(backward.outs)}
 
     def split(each: list[Var]) -> Terms:
@@ -268,6 +274,18 @@ def _terms(loop: Scan, forward: Eqn, backward: Eqn, levels: dict[Var, Level]) ->
     return tuple(split(each) for each in leaves)
 
 
+def _source(loop: Scan, term: Var, summed: set[Var]) -> Var:
+    """The value in `summed` that a term is after a cast and a transpose; the term itself if it is none."""
+    producers, counts = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}, _reads(loop)
+    source, casts = term, 0
+    while source not in summed:
+        eqn = producers.get(source)
+        if eqn is None or eqn.op not in (CAST, TRANSPOSE) or counts[source] > 1:
+            return term
+        source, casts = eqn.ins[0], casts + (eqn.op is CAST)
+    return source if casts < 2 else term
+
+
 def _summed_rows(loop: Scan, backward: Eqn, leaves: set[Var]) -> set[Var]:
     """The gradients of the layers' weights: stacked results of the backward loop that are terms of a sum.
 
@@ -278,9 +296,11 @@ def _summed_rows(loop: Scan, backward: Eqn, leaves: set[Var]) -> set[Var]:
     counts = _reads(loop)
     for v in rows:
         if counts[v] != (v in leaves):
-            reader = next(e for e in loop.body.eqns if v in e.ins and e.op is not ADD)
+            readers = [e for e in loop.body.eqns if v in e.ins]
+            reader = next((e for e in readers if e.op is not ADD), readers[0])
             dims = f"gradient {show(v.dims)} of its layers"
-            raise _refused(reader, there.dim, f"{reader.op} reads the {dims} before the micro-batches are added up")
+            why = f"{reader.op} reads the {dims} before the micro-batches are added up"
+            raise _refused(reader, there.dim, why, "let it read the sum that md.accumulate returns")
     return leaves.intersection(rows)
 
 

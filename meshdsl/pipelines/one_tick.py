@@ -175,10 +175,11 @@ class Pipe:
         states = [*(carries[i] for i in self.loop.shipped), *self.crossing]
         sums: Sums = {}
         for i, terms in enumerate(self.loop.terms):
-            sums |= {("rows", n): self._zeros((self.dims.stages.own, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
-            sums |= {("carry", n): self._zeros(carries[n].dims, carries[n]) for n in terms.carries}
+            total = self.loop.eqn.outs[i]
+            sums |= {("rows", n): self._zeros((self.dims.stages.own, *rows[n].dims[1:]), total) for n in terms.rows}
+            sums |= {("carry", n): self._zeros(carries[n].dims, total) for n in terms.carries}
             if terms.between or terms.after:
-                sums["terms", i] = zeros_like(self.loop.eqn.outs[i].type)
+                sums["terms", i] = zeros_like(total.type)
         carried = [_filled((self.stage, *v.dims), v) for v in states]
         return [*carried, *(carried if self.spread else ())], sums
 
@@ -286,12 +287,9 @@ class Pipe:
         terms = iter(found[entering:])
         sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
         last_stage = self.stage.size - 1
+        totals = {key: total_of(xs) for key, xs in sums.items() if xs}
         return found[:entering], {
-            key: total_of(xs)
-            if self.dims.stages.beside
-            else of_stage(staged(total_of(xs), self.stage), self.stage, last_stage)
-            for key, xs in sums.items()
-            if xs
+            key: of_stage(x, self.stage, last_stage) if self.stage in x.dims else x for key, x in totals.items()
         }
 
     def backward(
@@ -414,7 +412,7 @@ class Pipe:
             parts = [stacked_again(sums["rows", n], self.dims.stages) for n in terms.rows]
             parts += [sum(sums["carry", n], self.stage) for n in terms.carries]
             parts += [sums["terms", i]] if ("terms", i) in sums else []
-            totals.append(add(total_of(parts), start))
+            totals.append(add(start, total_of(parts)))
         return totals
 
 
