@@ -205,18 +205,19 @@ def _check_bubbles(loop: Scan, forward: Eqn) -> None:
 
 def _check_sums(eqn: Eqn, dim: Dim) -> None:
     """Only sums leave the loop over micro-batches."""
-    loop = loop_of(eqn)
+    loop, way_out = loop_of(eqn), "let micro-batches only add to carries, as those of md.accumulate do"
     if len(loop.body.outs) > loop.carries:
-        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them")
+        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them", way_out)
     for i in range(loop.carries):
         if running_sum(loop.body, loop.body.ins[loop.consts + i], loop.body.outs[i]) is None:
-            raise _refused(eqn, dim, "a micro-batch reads what another one computed, and they run at the same time")
+            why = "a micro-batch reads what another one computed, and they run at the same time"
+            raise _refused(eqn, dim, why, way_out)
 
 
 def _check_chunks(forward: Eqn, dim: Dim, microbatches: int, stages: int, chunks: int) -> None:
     most = min(-(-dim.size // stages), stages)
     if chunks > most:
-        why = f"{stages} stages of {dim.size} layers have at most {most} chunks, not {chunks}"
+        why = f"{dim.size} layers in {stages} stages take chunks={most} at most, not {chunks}"
         raise _refused(forward, dim, why, f"give at most chunks={most}" if most > 1 else "leave chunks out")
     if microbatches % stages:
         why = f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}"

@@ -145,7 +145,7 @@ def test_chunks_move_each_weight_of_the_layers_once_a_step_and_its_gradient_back
 @pytest.mark.parametrize(("changes", "problem"), [
     ({"layout": ""}, "chunks=2 has no effect"),
     ({"microbatches": 3}, "a multiple of 2 micro-batches"),
-    ({"chunks": 3}, "2 stages of 4 layers have at most 2 chunks, not 3\n  give at most chunks=2"),
+    ({"chunks": 3}, "4 layers in 2 stages take chunks=2 at most, not 3\n  give at most chunks=2"),
     ({"chunks": 0}, "1 block of layers or more"),
     ({"layout": "layer:stage"}, "axis 'stage', which the mesh 'stages:2' lacks; did you mean 'stages'"),
     ({"layout": "layer:stages; drain:stages"}, "dim 'drain', which the program lacks; there are: batch"),
