@@ -50,6 +50,7 @@ OPTIONS = (
     "decay",
     "cast",
     "last",
+    "merged",
 )
 MESHES = ("", "data:2", "cols:2", "data:2 cols:2")
 
@@ -134,6 +135,8 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
 
     first = tensor(wide, hidden, layer) if "last" in on else tensor(layer, wide, hidden)
     params = {"w": first, "u": tensor(layer, hidden, wide), "e": tensor(vocab, wide)}
+    rank = md.Dim("rank", 2)
+    params |= {"f": tensor(layer, hidden, rank), "g": tensor(layer, rank, wide)}
     params |= {"s": tensor(wide, hidden), "r": tensor(hidden, wide)}
     params |= {"c": tensor(wide), "b": tensor(wide), "o": tensor(wide, vocab)}
     tokens = md.tensor(rng.integers(0, 5, [batch.size]), [batch])
@@ -162,7 +165,9 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
             total = total + md.sum(h * 2) if "aux" in on else total
             return (x, total), md.sum(h) if "collect" in on else None
 
-        u = md.cast(params["u"], "float32") if "cast" in on and case.exact else params["u"]
+        u = params["u"]
+        u = u + md.einsum(params["f"], params["g"], out=u.dims) if "merged" in on else u
+        u = md.cast(u, "float32") if "cast" in on and case.exact else u
         one = md.checkpoint(block, case.remat if isinstance(case.remat, str) else "nothing") if case.remat else block
         start = x, md.cast(0, "float64")
         (x, total), each = md.scan(one, start, (params["w"], u, rows), over=layer)

@@ -45,10 +45,20 @@ def test_ticks_with_one_loop_over_layers_give_the_results_of_one_device(seed: in
     assert not judge(dataclasses.replace(draw(seed), overlap="paired"), devices=seed == 100)
 
 
-@pytest.mark.parametrize("option", ["decay", "cast", "last"])
+@pytest.mark.parametrize("option", ["decay", "cast", "last", "merged"])
 @pytest.mark.parametrize("case", [CASE, CHUNKED], ids=["one chunk", "two chunks"])
-def test_stacks_are_cast_and_summed_outside_the_loop_over_layers_and_have_any_order_of_dims(case: Case, option: str):
+def test_the_layers_weights_are_computed_before_the_loop_over_them_and_read_beside_it(case: Case, option: str):
     assert not judge(dataclasses.replace(case, options=case.options | {option}))
+
+
+def test_a_linear_function_of_a_gradient_is_computed_once_from_its_sum():
+    step, w, x = model("linear")
+    piped = md.compile(step, "stages:2 data:2", "layer:stages; batch:data").program(w, x)
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=spec.shape).astype(spec.dtype) for spec in (w, x)]
+    one = md.simulate(md.compile(step, "", "").program(w, x), *arrays)
+    assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(md.simulate(piped, *arrays), one, strict=True))
+    assert [eqn.scan for eqn in piped.eqns if "multiply" in str(eqn.op)] == [None]
 
 
 def test_an_update_between_two_pipelines_is_sharded_over_the_dims_of_both():
@@ -393,7 +403,8 @@ def model(change: str) -> Any:
     def step(w: md.Tensor, x: md.Tensor) -> Any:
         def gradient(part: md.Tensor) -> Any:
             value, grad = md.value_and_grad(loss)(w, part)
-            changed = {"square": md.square(grad), "added": md.square(grad + w), "twice": (grad, grad)}
+            changed = {"square": md.square(grad), "added": md.square(grad + w), "linear": (grad, grad * w - grad)}
+            changed["rounded"] = md.cast(md.cast(grad, "bfloat16"), grad.dtype)
             return value, changed.get(change, grad)
 
         return md.accumulate(gradient, x, 4)
@@ -407,7 +418,7 @@ def model(change: str) -> Any:
     ("reverse", "stages:2", "from the last to the first"),
     ("square", "stages:2", "square reads the gradient"),
     ("added", "stages:2", "add reads the gradient"),
-    ("twice", "stages:2", "add reads the gradient.*\n  let it read the sum that md.accumulate returns"),
+    ("rounded", "stages:2", "cast reads the gradient.*\n  let it read the sum that md.accumulate returns"),
     ("print", "stages:2", "in the ticks that compute nothing"),
 ])  # fmt: skip
 def test_what_cannot_run_in_stages_is_refused_with_its_line(change: str, mesh: str, problem: str):
