@@ -283,7 +283,7 @@ def _terms(loop: Scan, backward: Eqn, levels: dict[Var, Level]) -> tuple[tuple[T
         )
 
     terms, dtypes = tuple(map(split, leaves)), dict[Var, np.dtype]()
-    for each, total in zip(terms, loop.body.outs, strict=False):
+    for each, total in zip(terms, loop.body.outs, strict=True):
         graph = values(loop.body, [*loop.body.ins, *carries, *rows], each.linear)
         read = {v for eqn in graph.eqns for v in eqn.ins}.union(graph.outs)
         for v in read.intersection(carries.union(rows)):
