@@ -82,8 +82,7 @@ def _start_line(record: Mapping[str, Any]) -> str:
     place = f"mesh {record['mesh']}" if record["mesh"] else "one device"
     split = f"layout {record['layout']}" if record["layout"] else "replicated"
     return (
-        f"{record['workload']}: {record['parameters']:,} parameters on {place}, {split}\n"
-        f"data: {_data(record['data'])}"
+        f"{record['workload']}: {record['parameters']:,} parameters on {place}, {split}\ndata: {_data(record['data'])}"
     )
 
 
