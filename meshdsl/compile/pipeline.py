@@ -26,6 +26,7 @@ from ..lowering import Program
 from ..lowering.check import check
 from ..lowering.order_prints import order_prints
 from ..lowering.partition import partition
+from ..lowering.partition.legality import named_by_layouts
 from ..lowering.ragged_exchange import ragged_exchange
 from ..lowering.unroll import unroll
 from ..overlap.collective_steps import has_slow, in_steps
@@ -92,6 +93,8 @@ def _decides(options: Options) -> Machine | None:
 
 
 def _pipeline(state: PassState, options: Options) -> PassState:
+    if state.layout.problems(state.mesh, *named_by_layouts(state.graph, state.results)):
+        return state  # partition raises them all
     piped = _in_ticks(state, options)
     # without pipelines, the program stays: a search lowers layouts together
     return dataclasses.replace(piped, without_pipelines=state) if piped.schedules else state

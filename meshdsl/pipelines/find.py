@@ -12,14 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+import jax.numpy as jnp
+import numpy as np
+
 from ..control.host import OFFLOAD
 from ..dims import Dim, show
 from ..errors import LayoutError, MeshdslError, at
-from ..ir import Eqn, Graph, Scan, Var, acts, dce, walk
+from ..ir import Eqn, Graph, Linear, Scan, Var, acts, dce, walk
 from ..layouts import Layout, Mesh
 from ..ops.elementwise import ADD
 from ..ops.reductions import BROADCAST
 from ..passes.accumulate import running_sum
+from ..passes.narrow_products import widens
 from ..trace import FULL
 from .schedule import Schedule
 
@@ -37,8 +41,7 @@ class Level(IntEnum):
 class Terms:
     """The terms that a micro-batch adds to one sum, by what computes them."""
 
-    rows: tuple[int, ...]  # stacked results of the backward loop, by number: gradients of the layers' weights
-    carries: tuple[int, ...]  # last carries of the backward loop that sum over layers: gradients of shared weights
+    linear: tuple[Var, ...]  # of gradients of weights alone: their sums are computed from the sums of the gradients
     between: tuple[Var, ...]
     after: tuple[Var, ...]
 
@@ -54,12 +57,13 @@ class Loop:
     schedule: Schedule
     levels: dict[Var, Level]
     terms: tuple[Terms, ...]  # for each carry of the loop over micro-batches
+    rows: dict[int, np.dtype]  # stacked results of the backward loop that are summed: gradients of the layers' weights
+    carries: dict[int, np.dtype]  # last carries of it that sum over layers: gradients of shared weights
 
     @property
     def shipped(self) -> tuple[int, ...]:
         """The carries of the backward loop that go from stage to stage; the others are sums over layers."""
-        apart = {i for each in self.terms for i in each.carries}
-        return tuple(i for i in range(loop_of(self.backward).carries) if i not in apart)
+        return tuple(i for i in range(loop_of(self.backward).carries) if i not in self.carries)
 
     @property
     def body(self) -> Graph:
@@ -97,8 +101,9 @@ def find(eqn: Eqn, mesh: Mesh, layout: Layout, chunks: int = 1, late: bool = Fal
     levels = _levels(eqn.control, forward, backward)
     if max((levels[v] for v in forward.ins), default=Level.FIXED) > Level.BEFORE:
         raise _refused(forward, dim, "its layers read what a later part of the same micro-batch computes")
-    terms = _terms(eqn.control, forward, backward, levels)
-    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips, chunks, late), levels, terms)
+    terms, sums = _terms(eqn.control, backward, levels)
+    carries, rows = ({i: sums[v] for i, v in enumerate(each) if v in sums} for each in _results(backward))
+    return Loop(eqn, forward, backward, dim, Schedule(stages, eqn.trips, chunks, late), levels, terms, rows, carries)
 
 
 def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
@@ -203,29 +208,33 @@ def _check_bubbles(loop: Scan, forward: Eqn) -> None:
 
 def _check_sums(eqn: Eqn, dim: Dim) -> None:
     """Only sums leave the loop over micro-batches."""
-    loop = loop_of(eqn)
+    loop, way_out = loop_of(eqn), "let micro-batches only add to carries, as those of md.accumulate do"
     if len(loop.body.outs) > loop.carries:
-        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them")
+        raise _refused(eqn, dim, "the loop over micro-batches also returns one value for each of them", way_out)
     for i in range(loop.carries):
         if running_sum(loop.body, loop.body.ins[loop.consts + i], loop.body.outs[i]) is None:
-            raise _refused(eqn, dim, "a micro-batch reads what another one computed, and they run at the same time")
+            why = "a micro-batch reads what another one computed, and they run at the same time"
+            raise _refused(eqn, dim, why, way_out)
 
 
 def _check_chunks(forward: Eqn, dim: Dim, microbatches: int, stages: int, chunks: int) -> None:
-    if chunks > (most := -(-dim.size // stages)):
-        raise _refused(forward, dim, f"{dim.size} layers are at most {most} a stage, too few for {chunks} chunks")
+    most = min(-(-dim.size // stages), stages)
+    if chunks > most:
+        why = f"{dim.size} layers in {stages} stages take chunks={most} at most, not {chunks}"
+        raise _refused(forward, dim, why, f"give at most chunks={most}" if most > 1 else "leave chunks out")
     if microbatches % stages:
-        raise _refused(forward, dim, f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}")
-    if chunks > stages:
-        raise _refused(forward, dim, f"a stage has at most as many chunks as there are stages, {stages}")
+        why = f"{chunks} chunks need a multiple of {stages} micro-batches, not {microbatches}"
+        raise _refused(forward, dim, why, "give such a multiple, or leave chunks out")
 
 
-def _refused(eqn: Eqn, dim: Dim, why: str) -> MeshdslError:
+def _refused(eqn: Eqn, dim: Dim, why: str, way_out: str = "") -> MeshdslError:
+    otherwise = (
+        f"map {dim.name!r} to no axis, or run the step without micro-batches: then {dim.name!r} only says where "
+        "weights are stored"
+    )
     problem = LayoutError(
         f"the layout maps {dim.name!r} to pipeline stages, and this step cannot run in stages\n"
-        f"  {why}\n"
-        f"  map {dim.name!r} to no axis, or run the step without micro-batches: then {dim.name!r} only says where "
-        "weights are stored"
+        f"  {why}\n  {way_out or otherwise}"
     )
     return at(problem, eqn.where)
 
@@ -250,52 +259,87 @@ def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
     return eqn is not None and eqn.op is FULL and not eqn.params["value"]
 
 
-def _terms(loop: Scan, forward: Eqn, backward: Eqn, levels: dict[Var, Level]) -> tuple[Terms, ...]:
-    leaves, there = [_leaves(loop, i) for i in range(loop.carries)], loop_of(backward)
-    rows = _summed_rows(loop, backward, {v for each in leaves for v in each})
+def _terms(loop: Scan, backward: Eqn, levels: dict[Var, Level]) -> tuple[tuple[Terms, ...], dict[Var, np.dtype]]:
+    """The terms of each sum, and the results of the backward loop that are summed, with the dtypes of their sums."""
+    leaves = [_leaves(loop, i) for i in range(loop.carries)]
+    added = Counter(v for each in leaves for v in each)
     carries = _summed_carries(loop, backward)
-    numbers = {v: i for i, v in enumerate(backward.outs)}
+    carries -= _linear(loop, levels, carries, added)[1]
+    rows = _results(backward)[1]
+    linear, kept = _linear(loop, levels, carries.union(rows), added)
+    for v in rows:
+        if v in kept:
+            readers = [e for e in loop.body.eqns if not kept.isdisjoint(e.ins) and linear.isdisjoint(e.outs)]
+            reader = next((e for e in readers if e.op is not ADD), readers[0])
+            why = f"{reader.op} reads the gradient {show(v.dims)} of its layers before the micro-batches are added up"
+            raise _refused(reader, loop_of(backward).dim, why, "let it read the sum that md.accumulate returns")
 
     def split(each: list[Var]) -> Terms:
-        plain = [v for v in each if v not in rows and v not in carries]
+        plain = [v for v in each if v not in linear]
         return Terms(
-            tuple(numbers[v] - there.carries for v in each if v in rows),
-            tuple(numbers[v] for v in each if v in carries),
+            tuple(v for v in each if v in linear),
             tuple(v for v in plain if levels[v] < Level.AFTER),
             tuple(v for v in plain if levels[v] is Level.AFTER),
         )
 
-    return tuple(split(each) for each in leaves)
+    terms, dtypes = tuple(map(split, leaves)), dict[Var, np.dtype]()
+    for each, total in zip(terms, loop.body.outs, strict=True):
+        graph = values(loop.body, [*loop.body.ins, *carries, *rows], each.linear)
+        read = {v for eqn in graph.eqns for v in eqn.ins}.union(graph.outs)
+        for v in read.intersection(carries.union(rows)):
+            dtypes[v] = jnp.promote_types(dtypes.get(v, v.dtype), total.dtype)
+    return terms, dtypes
 
 
-def _summed_rows(loop: Scan, backward: Eqn, leaves: set[Var]) -> set[Var]:
-    """The gradients of the layers' weights: stacked results of the backward loop that are terms of a sum.
+def _linear(loop: Scan, levels: dict[Var, Level], of: set[Var], added: Counter[Var]) -> tuple[set[Var], set[Var]]:
+    """Linear functions of these values and of values that no micro-batch changes, and those not only added to sums."""
+    linear, counts, summed = set(of), _reads(loop), added.copy()
+    producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
 
-    Raises `LayoutError` for a stacked result that something else reads.
-    """
-    there = loop_of(backward)
-    _, rows = there.results(backward.outs)
-    counts = _reads(loop)
-    for v in rows:
-        if counts[v] != (v in leaves):
-            reader = next(e for e in loop.body.eqns if v in e.ins and e.op is not ADD)
-            dims = f"gradient {show(v.dims)} of its layers"
-            raise _refused(reader, there.dim, f"{reader.op} reads the {dims} before the micro-batches are added up")
-    return leaves.intersection(rows)
+    def is_linear(eqn: Eqn) -> bool:
+        inside = [v in linear for v in eqn.ins]
+        if not any(inside) or eqn.control or not all(levels.get(v) is Level.FIXED or v in linear for v in eqn.ins):
+            return False
+        parts = [v in linear or _is_zero(v, producers) for v in eqn.ins]
+        match eqn.operation.linear:
+            case Linear.JOINT:
+                return all(parts)
+            case Linear.PADDED:
+                return all(parts) and eqn.params["value"] == 0
+            case Linear.EACH:
+                return inside.count(True) == 1
+            case Linear.FIRST | Linear.RATIO | Linear.SECOND as kind:
+                return inside.count(True) == 1 and inside[kind is Linear.SECOND]
+            case Linear.UPDATE:
+                return all(parts[:2]) and not any(inside[2:])
+            case Linear.BRANCHES:
+                return all(parts[1:]) and not inside[0]
+            case Linear.WIDENING:
+                return widens(eqn.ins[0].dtype, eqn.outs[0].dtype) or added[eqn.outs[0]] > 0
+            case _:
+                return False
+
+    for eqn in loop.body.eqns:
+        linear.update(eqn.outs if is_linear(eqn) else ())
+    for eqn in reversed(loop.body.eqns):
+        if is_linear(eqn) and all(counts[v] == summed[v] for v in eqn.outs):
+            summed.update(eqn.ins)
+    return linear, {v for v in linear if counts[v] != summed[v]}
 
 
 def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:
     """The last carries of the backward loop that are sums over layers, from zero: gradients of shared weights."""
-    there, counts = loop_of(backward), _reads(loop)
+    there = loop_of(backward)
     producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
     (last, _), (_, first, _) = there.results(backward.outs), there.inputs(backward.ins)
     (after, _), (_, before, _) = there.results(there.body.outs), there.inputs(there.body.ins)
     each = zip(last, first, before, after, strict=True)
-    return {
-        v
-        for v, start, x, y in each
-        if counts[v] == 1 and _is_zero(start, producers) and running_sum(there.body, x, y) is not None
-    }
+    return {v for v, start, x, y in each if _is_zero(start, producers) and running_sum(there.body, x, y) is not None}
+
+
+def _results(eqn: Eqn) -> tuple[Sequence[Var], Sequence[Var]]:
+    """The last carries and the rows of a loop."""
+    return loop_of(eqn).results(eqn.outs)
 
 
 def _reads(loop: Scan) -> Counter[Var]:

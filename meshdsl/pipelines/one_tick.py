@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..control import cond
 from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Graph, Product, Type, Var, walk
 from ..ops.creation import EMPTY, full, zeros_like
+from ..ops.dtypes import cast
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
 from ..ops.reductions import broadcast, sum
@@ -173,17 +176,17 @@ class Pipe:
         """The carries of the backward loop, and the sums, before the first tick with a backward pass."""
         carries, rows = loop_of(self.loop.backward).results(self.loop.backward.outs)
         states = [*(carries[i] for i in self.loop.shipped), *self.crossing]
-        sums: Sums = {}
+        own, sums = self.dims.stages.own, Sums()
+        sums |= {("rows", n): self._zeros((own, *rows[n].dims[1:]), dtype) for n, dtype in self.loop.rows.items()}
+        sums |= {("carry", n): self._zeros(carries[n].dims, dtype) for n, dtype in self.loop.carries.items()}
         for i, terms in enumerate(self.loop.terms):
-            sums |= {("rows", n): self._zeros((self.dims.stages.own, *rows[n].dims[1:]), rows[n]) for n in terms.rows}
-            sums |= {("carry", n): self._zeros(carries[n].dims, carries[n]) for n in terms.carries}
             if terms.between or terms.after:
                 sums["terms", i] = zeros_like(self.loop.eqn.outs[i].type)
         carried = [_filled((self.stage, *v.dims), v) for v in states]
         return [*carried, *(carried if self.spread else ())], sums
 
-    def _zeros(self, dims: Sequence[Dim], like: Var) -> Tensor:
-        return zeros_like(Type((self.stage, *dims), like.dtype))
+    def _zeros(self, dims: Sequence[Dim], dtype: np.dtype) -> Tensor:
+        return zeros_like(Type((self.stage, *dims), dtype))
 
     def _in_ticks(self, tick: Tensor, every: range, needed: Callable[[Any], Any], f: Callable[[], Any]) -> Any:
         """f(), of tensors; with chunks, or if spread, only in the ticks of a loop that need it, and zeros in others.
@@ -286,12 +289,9 @@ class Pipe:
         terms = iter(found[entering:])
         sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
         last_stage = self.stage.size - 1
+        totals = {key: total_of(xs) for key, xs in sums.items() if xs}
         return found[:entering], {
-            key: total_of(xs)
-            if self.dims.stages.beside
-            else of_stage(staged(total_of(xs), self.stage), self.stage, last_stage)
-            for key, xs in sums.items()
-            if xs
+            key: of_stage(x, self.stage, last_stage) if self.stage in x.dims else x for key, x in totals.items()
         }
 
     def backward(
@@ -335,7 +335,7 @@ class Pipe:
         def results(found: LoopResults) -> tuple[list[Tensor], Sums, Sums]:
             after, _, totals = found
             with_rows = sums | {("rows", n): x for n, x in zip(added.stacks, totals, strict=True)}
-            more = {("carry", n): where(valid, after[n], 0) for terms in loop.terms for n in terms.carries}
+            more = {("carry", n): where(valid, after[n], 0) for n in loop.carries}
             computed = [*(after[i] for i in loop.shipped), *crossing.values()]
             now = self.spread.left(computed, behind) if self.spread else []
             more |= self._after_terms(tick, every, now or computed)
@@ -408,13 +408,17 @@ class Pipe:
 
     def results(self, sums: Sums) -> list[Tensor]:
         """The last carries of the loop over micro-batches."""
-        first = loop_of(self.loop.eqn).inputs(self.ins)[1]
+        loop, consts = self.loop, self.given[0]
+        carries, rows = loop_of(loop.backward).results(loop.backward.outs)
+        known = {rows[n]: stacked_again(sums["rows", n], self.dims.stages) for n in loop.rows}
+        known |= {carries[n]: sum(sums["carry", n], self.stage) for n in loop.carries}
+        graph = values(loop.body, [*consts, *known], [v for each in loop.terms for v in each.linear])
+        linear = iter(evaluate(graph, [*self.ins[: len(consts)], *known.values()]))
         totals: list[Tensor] = []
-        for i, (start, terms) in enumerate(zip(first, self.loop.terms, strict=True)):
-            parts = [stacked_again(sums["rows", n], self.dims.stages) for n in terms.rows]
-            parts += [sum(sums["carry", n], self.stage) for n in terms.carries]
+        for i, (start, terms) in enumerate(zip(loop_of(loop.eqn).inputs(self.ins)[1], loop.terms, strict=True)):
+            parts = [next(linear) for _ in terms.linear]
             parts += [sums["terms", i]] if ("terms", i) in sums else []
-            totals.append(add(total_of(parts), start))
+            totals.append(add(start, cast(total_of(parts), start.dtype)))
         return totals
 
 

@@ -15,6 +15,7 @@ from ..control import SCAN
 from ..control.batching import batched
 from ..dims import Dim
 from ..ir import Eqn, Scan, Type
+from ..ops.dtypes import cast
 from ..ops.dynamic import dynamic_update_slice
 from ..ops.elementwise import add, where
 from ..ops.indexing import iota, take
@@ -241,7 +242,8 @@ class _Layer:
             row = next(firsts) + number
             for i in each.stacks:
                 x = next(stacks)
-                value = new[i] if each is self.loop.written else add(_at(x, row), where(valid, new[i], 0))
+                added = cast(where(valid, new[i], 0), x.dtype)
+                value = new[i] if each is self.loop.written else add(_at(x, row), added)
                 stored.append(_with_row(x, value, row))
         return [*after, *stored], list(new)
 

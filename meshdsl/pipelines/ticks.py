@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..control import scan
+from ..ops.dtypes import cast
 from ..ops.elementwise import add
 from ..ops.indexing import iota
 from ..trace import Tensor, as_tensor, evaluate
@@ -77,5 +78,5 @@ def _pipe(loop: Loop, dims: Dims, ins: Sequence[Tensor]) -> Pipe:
 
 
 def _added(sums: Sums, *terms: Sums) -> Sums:
-    more = {key: [each[key] for each in terms if key in each] for key in sums}
-    return {key: add(total, total_of(more[key])) if more[key] else total for key, total in sums.items()}
+    more = {k: [each[k] for each in terms if k in each] for k in sums}
+    return {k: add(total, cast(total_of(more[k]), total.dtype)) if more[k] else total for k, total in sums.items()}

@@ -192,10 +192,11 @@ def test_cli_train_exits_5_on_non_finite_loss():
 
 
 def test_cli_train_prints_plain_lines_without_a_terminal():
-    run = apart("train", "workloads.py:bigram", *SMALL, env={**os.environ, "FORCE_COLOR": "1"})
+    one = "--mesh", "", "--layout", ""
+    run = apart("train", "workloads.py:bigram", *SMALL, *one, env={**os.environ, "FORCE_COLOR": "1"})
     assert run.code == 0, run.err
     assert all(line.startswith("train ") for line in run.err.splitlines()), run.err  # where it is, on a slow machine
-    assert run.out.startswith("bigram: 8,192 parameters on mesh all:1, replicated\ndata: ")
+    assert run.out.startswith("bigram: 8,192 parameters on one device, replicated\ndata: ")
     assert "step      4  eval loss " in run.out
     assert "\x1b" not in run.out and "\r" not in run.out
 

@@ -46,6 +46,7 @@ ROWS = [
     (f"search {MLP} --devices 2 --memory 0.0000001GB --set batch=8 --set io=4 --set hidden=8", 3, "no plan costed"),
     (f"search {MLP} --devices 2 --objective money", 2, "argument --objective: invalid choice: 'money' (choose from"),
     (f"search {MLP} --devices 2 --dims bach", 3, "dim 'bach' is to be searched; did you mean 'batch'? there are:"),
+    (f"search {MLP} --devices 2 --chunks 2", 3, "every plan is illegal"),
     (f"scale {MLP} --layout data --axis rows", 2, "--axis 'rows': the mesh 'all:8' has no such axis; there are: all"),
     (f"scale {MLP} --layout data --from 8 --to 4", 2, "no mesh from 8 to 4 devices: 'all:8' has 1 devices besides"),
     (f"train {TINY} --layout data --steps ten", 2, "argument --steps: must be an integer from 0, got 'ten'"),

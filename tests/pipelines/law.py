@@ -47,6 +47,10 @@ OPTIONS = (
     "narrow",
     "stem",
     "encoder",
+    "decay",
+    "cast",
+    "last",
+    "merged",
 )
 MESHES = ("", "data:2", "cols:2", "data:2 cols:2")
 
@@ -129,7 +133,10 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
         values = rng.integers(-1, 2, sizes) * (rng.random(sizes) < 0.6) if case.exact else rng.normal(size=sizes) / 2
         return md.tensor(values.astype("float64"), dims)
 
-    params = {"w": tensor(layer, wide, hidden), "u": tensor(layer, hidden, wide), "e": tensor(vocab, wide)}
+    first = tensor(wide, hidden, layer) if "last" in on else tensor(layer, wide, hidden)
+    params = {"w": first, "u": tensor(layer, hidden, wide), "e": tensor(vocab, wide)}
+    rank = md.Dim("rank", 2)
+    params |= {"f": tensor(layer, hidden, rank), "g": tensor(layer, rank, wide)}
     params |= {"s": tensor(wide, hidden), "r": tensor(hidden, wide)}
     params |= {"c": tensor(wide), "b": tensor(wide), "o": tensor(wide, vocab)}
     tokens = md.tensor(rng.integers(0, 5, [batch.size]), [batch])
@@ -158,13 +165,17 @@ def step_of(case: Case) -> tuple[Any, list[Any]]:
             total = total + md.sum(h * 2) if "aux" in on else total
             return (x, total), md.sum(h) if "collect" in on else None
 
+        u = params["u"]
+        u = u + md.einsum(params["f"], params["g"], out=u.dims) if "merged" in on else u
+        u = md.cast(u, "float32") if "cast" in on and case.exact else u
         one = md.checkpoint(block, case.remat if isinstance(case.remat, str) else "nothing") if case.remat else block
         start = x, md.cast(0, "float64")
-        (x, total), each = md.scan(one, start, (params["w"], params["u"], rows), over=layer)
+        (x, total), each = md.scan(one, start, (params["w"], u, rows), over=layer)
         x = x + first * 3 if "skip" in on else x
         logits = md.einsum(x, params["e"] if "tied" in on else params["o"], out=[x.dims[0], vocab])
         logits = act(logits) if "head" in on else logits
         value = md.sum(logits * part["t"]) + total
+        value = value + sum(md.sum(md.square(params[name])) for name in "ue") if "decay" in on else value
         return value + md.sum(each * (numbers + 1)) if each is not None else value
 
     def step(params: Any, data: Any) -> Any:

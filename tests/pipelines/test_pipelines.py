@@ -45,6 +45,22 @@ def test_ticks_with_one_loop_over_layers_give_the_results_of_one_device(seed: in
     assert not judge(dataclasses.replace(draw(seed), overlap="paired"), devices=seed == 100)
 
 
+@pytest.mark.parametrize("option", ["decay", "cast", "last", "merged"])
+@pytest.mark.parametrize("case", [CASE, CHUNKED], ids=["one chunk", "two chunks"])
+def test_the_layers_weights_are_computed_before_the_loop_over_them_and_read_beside_it(case: Case, option: str):
+    assert not judge(dataclasses.replace(case, options=case.options | {option}))
+
+
+def test_a_linear_function_of_a_gradient_is_computed_once_from_its_sum():
+    step, w, x = model("linear")
+    piped = md.compile(step, "stages:2 data:2", "layer:stages; batch:data").program(w, x)
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=spec.shape).astype(spec.dtype) for spec in (w, x)]
+    one = md.simulate(md.compile(step, "", "").program(w, x), *arrays)
+    assert all(np.allclose(a, b, rtol=1e-5) for a, b in zip(md.simulate(piped, *arrays), one, strict=True))
+    assert [eqn.scan for eqn in piped.eqns if "multiply" in str(eqn.op)] == [None]
+
+
 def test_an_update_between_two_pipelines_is_sharded_over_the_dims_of_both():
     case = dataclasses.replace(CASE, stages=2, microbatches=4, axes="data:2", options=frozenset(), update="sharded")
     step, (params, data) = step_of(case)
@@ -139,8 +155,10 @@ def test_chunks_move_each_weight_of_the_layers_once_a_step_and_its_gradient_back
 @pytest.mark.parametrize(("changes", "problem"), [
     ({"layout": ""}, "chunks=2 has no effect"),
     ({"microbatches": 3}, "a multiple of 2 micro-batches"),
-    ({"chunks": 3}, "4 layers are at most 2 a stage, too few for 3 chunks"),
+    ({"chunks": 3}, "4 layers in 2 stages take chunks=2 at most, not 3\n  give at most chunks=2"),
     ({"chunks": 0}, "1 block of layers or more"),
+    ({"layout": "layer:stage"}, "axis 'stage', which the mesh 'stages:2' lacks; did you mean 'stages'"),
+    ({"layout": "layer:stages; drain:stages"}, "dim 'drain', which the program lacks; there are: batch"),
 ])  # fmt: skip
 def test_chunks_that_cannot_be_are_refused(changes: dict[str, Any], problem: str):
     work = SMALL.replace(batch=6)
@@ -385,7 +403,9 @@ def model(change: str) -> Any:
     def step(w: md.Tensor, x: md.Tensor) -> Any:
         def gradient(part: md.Tensor) -> Any:
             value, grad = md.value_and_grad(loss)(w, part)
-            return value, md.square(grad) if change == "square" else grad
+            changed = {"square": md.square(grad), "added": md.square(grad + w), "linear": (grad, grad * w - grad)}
+            changed["rounded"] = md.cast(md.cast(grad, "bfloat16"), grad.dtype)
+            return value, changed.get(change, grad)
 
         return md.accumulate(gradient, x, 4)
 
@@ -397,6 +417,8 @@ def model(change: str) -> Any:
     ("two", "stages:2", "a second one"),
     ("reverse", "stages:2", "from the last to the first"),
     ("square", "stages:2", "square reads the gradient"),
+    ("added", "stages:2", "add reads the gradient"),
+    ("rounded", "stages:2", "cast reads the gradient.*\n  let it read the sum that md.accumulate returns"),
     ("print", "stages:2", "in the ticks that compute nothing"),
 ])  # fmt: skip
 def test_what_cannot_run_in_stages_is_refused_with_its_line(change: str, mesh: str, problem: str):

@@ -79,10 +79,10 @@ def _eval_line(record: Mapping[str, Any]) -> str:
 
 
 def _start_line(record: Mapping[str, Any]) -> str:
+    place = f"mesh {record['mesh']}" if record["mesh"] else "one device"
     split = f"layout {record['layout']}" if record["layout"] else "replicated"
     return (
-        f"{record['workload']}: {record['parameters']:,} parameters on mesh {record['mesh']}, {split}\n"
-        f"data: {_data(record['data'])}"
+        f"{record['workload']}: {record['parameters']:,} parameters on {place}, {split}\ndata: {_data(record['data'])}"
     )
 
 

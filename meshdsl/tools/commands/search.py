@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--knobs",
         metavar="NAMES",
-        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, overlap, steps (default: "
-        "all that no option sets; none: only mesh and layout)",
+        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, chunks, overlap, steps "
+        "(default: all that no option sets; none: only mesh and layout)",
     )
     parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
     parser.add_argument(
@@ -104,6 +104,7 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
         "weight_update": options.weight_update or options.regather,
         "remat": options.remat,
         "microbatches": options.microbatches,
+        "chunks": options.chunks,
         "overlap": options.overlap,
     }
     try:
