@@ -32,6 +32,11 @@ class JaxFunctions:
     erf_inv = staticmethod(lax.erf_inv)
     rsqrt = staticmethod(lax.rsqrt)
     logistic = staticmethod(lax.logistic)
+    bitcast = staticmethod(lax.bitcast_convert_type)
+    barrier = staticmethod(lax.optimization_barrier)
+    blocks = staticmethod(call_on_blocks)
+    switch = staticmethod(lax.switch)
+    outline = staticmethod(jax.jit)  # a long array function as a StableHLO function, traced once per shape
 
     def __getattr__(self, name: str) -> Any:
         """Functions of `jax.numpy`; an instance already has those of `direct`."""
@@ -48,10 +53,6 @@ class JaxFunctions:
     grouped_outer = staticmethod(grouped.grouped_outer)
 
     @staticmethod
-    def bitcast(x: Any, dtype: Any) -> Any:
-        return lax.bitcast_convert_type(x, dtype)
-
-    @staticmethod
     def scatter_add(rows: int, index: Any, updates: Any) -> Any:
         """An array of `rows` rows with row j of `updates` added to row index[j]; out-of-range indices are dropped."""
         return jnp.zeros((rows, *updates.shape[1:]), updates.dtype).at[index].add(updates, mode="drop")
@@ -64,10 +65,6 @@ class JaxFunctions:
         row = np.arange(flat.shape[0], dtype=np.int32)[:, None]
         zeros = jnp.zeros((flat.shape[0], rows), updates.dtype)
         return zeros.at[row, flat].add(updates.reshape(flat.shape), mode="drop").reshape(*rest, rows)
-
-    @staticmethod
-    def barrier(x: Any) -> Any:
-        return lax.optimization_barrier(x)
 
     @staticmethod
     def to_host(x: Any) -> Any:
@@ -117,11 +114,6 @@ class JaxFunctions:
         return f(*alike(xs))
 
     @staticmethod
-    def blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...], ...]) -> list[Any]:
-        """The results of a jaxpr that was traced on arrays of this shape; they vary over these mesh axes."""
-        return call_on_blocks(jaxpr, xs, varying)
-
-    @staticmethod
     def conv(x: Any, w: Any, dims: tuple[str, str, str], windows: Sequence[Numbers], groups: int, dtype: Any) -> Any:
         """The convolution of x and w; `dims` are lax's dimension numbers of x, w and the result."""
         slid = [d for d in dims[1] if d.isdigit()]  # lax takes the windows in the order in which the kernel has them
@@ -167,16 +159,6 @@ class JaxFunctions:
         if x.kernel.by is None:
             return blockwise.backward(self, x, out, lse, ct, lse_ct)
         return x.kernel.by.backward(x, out, lse, ct, lse_ct)
-
-    @staticmethod
-    def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:
-        """Apply branch number `index` to the operands; all branches return the same shape."""
-        return lax.switch(index, branches, *xs)
-
-    @staticmethod
-    def outline(f: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a long array function a separate StableHLO function, traced once per shape."""
-        return jax.jit(f)
 
 
 Jax = JaxFunctions()

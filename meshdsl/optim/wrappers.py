@@ -11,7 +11,7 @@ import meshdsl as md
 
 from .checks import check_update
 from .optimizers import Optimizer, recorded, zero
-from .per_tensor import Chosen, path_of
+from .per_tensor import Chosen, path_of, wide
 
 
 def _joined(name: str, state: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
@@ -72,9 +72,6 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
     """
     if not 0 <= decay <= 1:
         raise md.ShapeError(f"the decay of md.optim.with_average is from 0 to 1, got {decay}")
-
-    def wide(p: md.Tensor) -> md.Tensor:
-        return md.cast(p, "float32") if p.dtype.itemsize < 4 else p
 
     def init(params: Any) -> dict[str, Any]:
         average = jax.tree.map(copy.deepcopy, jax.tree.map(wide, params))  # a step may donate both
