@@ -174,7 +174,9 @@ GROUPS = {
         {"cycles": "{cycles_ratio:.2f}", "peak": "{peak_ratio:.2f}"},
     ),  # the same
     "trips": Group(
-        "benchmarks.pipelines 8 32", "{remat}.{microbatches}", {"ratio": "{ratio:.3f}", "predicted": "{predicted_ratio:.3f}"}
+        "benchmarks.pipelines 8 32",
+        "{remat}.{microbatches}",
+        {"ratio": "{ratio:.3f}", "predicted": "{predicted_ratio:.3f}"},
     ),  # the same, then with --remat none
     "tpu": Group(
         "benchmarks.tpu_cycles", "{workload}.{candidate}", {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}"}
