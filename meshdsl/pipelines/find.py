@@ -23,7 +23,7 @@ from ..layouts import Layout, Mesh
 from ..ops.elementwise import ADD
 from ..ops.reductions import BROADCAST
 from ..passes.accumulate import running_sum
-from ..passes.narrow_products import widens
+from ..passes.linear import is_linear, together
 from ..trace import FULL
 from .schedule import Schedule
 
@@ -267,12 +267,7 @@ def _terms(loop: Scan, backward: Eqn, levels: dict[Var, Level]) -> tuple[tuple[T
     carries -= _linear(loop, levels, carries, added)[1]
     rows = _results(backward)[1]
     linear, kept = _linear(loop, levels, carries.union(rows), added)
-    for v in rows:
-        if v in kept:
-            readers = [e for e in loop.body.eqns if not kept.isdisjoint(e.ins) and linear.isdisjoint(e.outs)]
-            reader = next((e for e in readers if e.op is not ADD), readers[0])
-            why = f"{reader.op} reads the gradient {show(v.dims)} of its layers before the micro-batches are added up"
-            raise _refused(reader, loop_of(backward).dim, why, "let it read the sum that md.accumulate returns")
+    _check_rows(loop, backward, linear, kept)
 
     def split(each: list[Var]) -> Terms:
         plain = [v for v in each if v not in linear]
@@ -282,49 +277,60 @@ def _terms(loop: Scan, backward: Eqn, levels: dict[Var, Level]) -> tuple[tuple[T
             tuple(v for v in plain if levels[v] is Level.AFTER),
         )
 
-    terms, dtypes = tuple(map(split, leaves)), dict[Var, np.dtype]()
+    terms = tuple(map(split, leaves))
+    return terms, _dtypes_of_sums(loop, terms, carries.union(rows))
+
+
+def _check_rows(loop: Scan, backward: Eqn, linear: set[Var], kept: set[Var]) -> None:
+    """The gradients of the layers are only added to sums."""
+    for v in kept.intersection(_results(backward)[1]):
+        readers = [e for e in loop.body.eqns if not kept.isdisjoint(e.ins) and linear.isdisjoint(e.outs)]
+        reader = next((e for e in readers if e.op is not ADD), readers[0])
+        why = f"{reader.op} reads the gradient {show(v.dims)} of its layers before the micro-batches are added up"
+        raise _refused(reader, loop_of(backward).dim, why, "let it read the sum that md.accumulate returns")
+
+
+def _dtypes_of_sums(loop: Scan, terms: Sequence[Terms], summed: set[Var]) -> dict[Var, np.dtype]:
+    """The results of the backward loop that terms are computed from, with the widest dtype of the terms' sums."""
+    dtypes: dict[Var, np.dtype] = {}
     for each, total in zip(terms, loop.body.outs, strict=True):
-        graph = values(loop.body, [*loop.body.ins, *carries, *rows], each.linear)
+        graph = values(loop.body, [*loop.body.ins, *summed], each.linear)
         read = {v for eqn in graph.eqns for v in eqn.ins}.union(graph.outs)
-        for v in read.intersection(carries.union(rows)):
+        for v in read & summed:
             dtypes[v] = jnp.promote_types(dtypes.get(v, v.dtype), total.dtype)
-    return terms, dtypes
+    return dtypes
 
 
 def _linear(loop: Scan, levels: dict[Var, Level], of: set[Var], added: Counter[Var]) -> tuple[set[Var], set[Var]]:
     """Linear functions of these values and of values that no micro-batch changes, and those not only added to sums."""
     linear, counts, summed = set(of), _reads(loop), added.copy()
-    producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
-
-    def is_linear(eqn: Eqn) -> bool:
-        inside = [v in linear for v in eqn.ins]
-        if not any(inside) or eqn.control or not all(levels.get(v) is Level.FIXED or v in linear for v in eqn.ins):
-            return False
-        parts = [v in linear or _is_zero(v, producers) for v in eqn.ins]
-        match eqn.operation.linear:
-            case Linear.JOINT:
-                return all(parts)
-            case Linear.PADDED:
-                return all(parts) and eqn.params["value"] == 0
-            case Linear.EACH:
-                return inside.count(True) == 1
-            case Linear.FIRST | Linear.RATIO | Linear.SECOND as kind:
-                return inside.count(True) == 1 and inside[kind is Linear.SECOND]
-            case Linear.UPDATE:
-                return all(parts[:2]) and not any(inside[2:])
-            case Linear.BRANCHES:
-                return all(parts[1:]) and not inside[0]
-            case Linear.WIDENING:
-                return widens(eqn.ins[0].dtype, eqn.outs[0].dtype) or added[eqn.outs[0]] > 0
-            case _:
-                return False
-
+    fixed = {v for v, level in levels.items() if level is Level.FIXED}
+    zeros, through = _zeros(loop), list[Eqn]()
     for eqn in loop.body.eqns:
-        linear.update(eqn.outs if is_linear(eqn) else ())
-    for eqn in reversed(loop.body.eqns):
-        if is_linear(eqn) and all(counts[v] == summed[v] for v in eqn.outs):
+        if _stays_linear(eqn, linear, fixed, zeros, added):
+            linear.update(eqn.outs)
+            through.append(eqn)
+    for eqn in reversed(through):
+        if all(counts[v] == summed[v] for v in eqn.outs):
             summed.update(eqn.ins)
     return linear, {v for v in linear if counts[v] != summed[v]}
+
+
+def _stays_linear(eqn: Eqn, linear: set[Var], fixed: set[Var], zeros: set[Var], added: Counter[Var]) -> bool:
+    """True if an operation is linear in those of its operands that are, and no micro-batch changes the others."""
+    inside = linear.intersection(eqn.ins)
+    if not inside or eqn.control or not fixed.issuperset({*eqn.ins} - inside):
+        return False
+    others = {*together(eqn)} - inside
+    alone = bool(together(eqn)) or len(inside) == 1
+    rounds = eqn.operation.linear is Linear.WIDENING and added[eqn.outs[0]] > 0  # its sum is rounded instead
+    return alone and others <= zeros and (rounds or all(is_linear(eqn, v) for v in inside))
+
+
+def _zeros(loop: Scan) -> set[Var]:
+    """The values of the body that are zeros."""
+    producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
+    return {v for v in producers if _is_zero(v, producers)}
 
 
 def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:

@@ -8,7 +8,7 @@ scores of a softmax are stored, and in what products recompute (see `scores`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -128,7 +128,9 @@ class _Fusion:
         self.program = program
         self.source = holders(program)
         self.readers: dict[Var, list[Eqn]] = defaultdict(list)  # by stored value, including reads through views
+        self.makers: dict[Var, Eqn] = {}
         for eqn in program.eqns:
+            self.makers.update(dict.fromkeys(eqn.outs, eqn))
             if eqn.outs[0] not in self.source:
                 for v in dict.fromkeys(self.holder(v) for v in eqn.ins):
                     self.readers[v].append(eqn)
@@ -138,7 +140,6 @@ class _Fusion:
             if eqn.op is FENCE or eqn.op is BARRIER:
                 self.results.update(map(self.holder, eqn.ins))
         self.scores, self.scores_of = scores_of(program), scores_of
-        self.makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
         self.roots: dict[Var, Reads] = {}  # value that is not stored -> what is read instead
         self.chains: dict[Var, _Chain] = {}  # for each value that is not stored
         self.ending: set[Eqn] = set()  # elementwise equations that run in the kernel of a reduction
@@ -275,23 +276,27 @@ class _Fusion:
 
     def step(self, parts: list[Eqn]) -> Step:
         eqn = parts[-1]
-        read = self.reads(eqn)
-        reads, writes = tuple(dict.fromkeys(root for root, _ in read)), eqn.outs
+        read = Counter[Var]()
+        for (root, _), n in self.reads(eqn).items():
+            read[root] += n
+        reads, writes = tuple(read), eqn.outs
         if eqn.sends:
             return Send(eqn, reads, writes)
         if eqn.control is None:
-            not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v, _ in self.reads(part)}
-            overwritable = tuple(v for v in reads if v not in not_elementwise)
-            if any(map(self.stored_for_reduction, writes)):
-                overwritable = ()
-            sizes = [sum(n for (root, _), n in read.items() if root is v) for v in reads]
-            read_bytes = tuple(min(n, self.bytes(v)) for n, v in zip(sizes, reads, strict=True))
-            return Kernel(tuple(parts), reads, read_bytes, writes, overwritable)
+            read_bytes = tuple(min(n, self.bytes(v)) for v, n in read.items())
+            return Kernel(tuple(parts), reads, read_bytes, writes, self.overwritable(parts, reads))
         inner = tuple(steps(cast(Program, sub), self.scores_of) for sub in eqn.graphs().values())
         if isinstance(eqn.control, Cond):
             return Branch(eqn, inner, reads, writes)
         body = tuple(step for sub in inner for step in sub)
         return LoopStep(eqn, body, eqn.trips, isinstance(eqn.control, While), reads, writes)
+
+    def overwritable(self, parts: Sequence[Eqn], reads: Sequence[Var]) -> tuple[Var, ...]:
+        """The values that only the elementwise equations of a kernel read, if it does not also reduce its result."""
+        if any(map(self.stored_for_reduction, parts[-1].outs)):
+            return ()
+        not_elementwise = {v for part in parts if kind(part) is not Fuses.MAP for v, _ in self.reads(part)}
+        return tuple(v for v in reads if v not in not_elementwise)
 
 
 def takes_inside(eqn: Eqn) -> bool:

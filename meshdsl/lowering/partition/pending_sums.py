@@ -16,8 +16,8 @@ from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names, readers_of
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
 from ...ops.reductions import BROADCAST
+from ...passes.linear import is_linear
 from ...passes.magnitude import magnitudes
-from ...passes.narrow_products import widens
 from ...passes.unmade import unmade_values
 from ...trace import FULL, number
 
@@ -99,7 +99,7 @@ class PendingSums:
         The operation must be linear in it. The other factors of a product must be finite, and a divisor not zero:
         otherwise the parts may add up to NaN where the complete sum gives infinity.
         """
-        if not _is_linear(eqn, v):
+        if not is_linear(eqn, v):
             return False
         match eqn.operation.linear:
             case Linear.EACH:
@@ -151,26 +151,3 @@ class PendingSums:
 def ignores(eqn: Eqn, v: Var) -> bool:
     """True if v is the stored operand of a `keep`, which reads the recomputed one instead."""
     return eqn.op is KEEP and eqn.ins[1] is not v
-
-
-def _is_linear(eqn: Eqn, v: Var) -> bool:
-    """True if the operation is linear in this operand."""
-    match eqn.operation.linear:
-        case Linear.JOINT:
-            return True
-        case Linear.PADDED:
-            return eqn.params["value"] == 0
-        case Linear.EACH:
-            return sum(x is v for x in eqn.ins) == 1
-        case Linear.FIRST | Linear.RATIO:
-            return eqn.ins[0] is v and v not in eqn.ins[1:]
-        case Linear.SECOND:
-            return eqn.ins[1] is v and eqn.ins[0] is not v
-        case Linear.UPDATE:
-            return v in eqn.ins[:2] and v not in eqn.ins[2:]
-        case Linear.BRANCHES:
-            return eqn.ins[0] is not v
-        case Linear.WIDENING:
-            return widens(v.dtype, eqn.outs[0].dtype)
-        case _:
-            return False

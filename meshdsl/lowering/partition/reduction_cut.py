@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Protocol
 
 from ...dims import Shape
-from ...ir import Eqn, Linear, Reduce, Var
+from ...ir import Eqn, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
+from ...passes.linear import together
 from ..labels import labels_of, vanishing
 from .pending_sums import ADDITIONS, PendingSums, SumRegion, ignores
 
@@ -121,16 +122,14 @@ class ReductionCut:
         can = [v for v in can if v not in self.sums.needed]
         if not can:
             return ()
-        if eqn.operation.linear in (Linear.JOINT, Linear.PADDED, Linear.BRANCHES, Linear.UPDATE):
+        if together(eqn):
             return tuple(can) if self._stay_together(eqn, can) else ()
         chosen = max(can, key=lambda v: self.cost(v, self.axes[v]))
         return (chosen,) if self._stays_alone(eqn, chosen) else ()
 
     def _stay_together(self, eqn: Eqn, can: Sequence[Var]) -> bool:
         """True if an operation that adds or joins its operands may leave these pending, and the others complete."""
-        linear = eqn.operation.linear
-        others = eqn.ins[1:] if linear is Linear.BRANCHES else eqn.ins[:2] if linear is Linear.UPDATE else eqn.ins
-        rest = [v for v in others if v not in can and v not in self.sums.zero]
+        rest = [v for v in together(eqn) if v not in can and v not in self.sums.zero]
         if len({self.axes[v] for v in can}) > 1:
             return False
         return not rest or (self._adds_up(eqn) and not self._any_split(rest, self.axes[can[0]]))
