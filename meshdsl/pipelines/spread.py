@@ -1,8 +1,6 @@
-"""What one stage needs in each tick, computed by all stages: once in as many ticks as there are stages, by each for one
-micro-batch.
+"""Work of the first stage, spread over all stages: once in S ticks, each of the S stages does it for one micro-batch.
 
-So run products before the layers, such as layers of another kind or an encoder, which enter the first stage, and their
-gradients, which begin there.
+It consists of the products before the layers, such as layers of another kind or an encoder, and of their gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from ..trace import Tensor
 
 @dataclass(frozen=True)
 class Spread:
-    """The stages, and the number of micro-batches, which the first stage has one in each tick."""
+    """The stages of a pipeline and the number of its micro-batches, of which the first stage begins one a tick."""
 
     stage: Dim
     microbatches: int

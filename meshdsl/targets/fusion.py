@@ -2,8 +2,9 @@
 
 A compiler does not store every value. It computes elementwise chains inside the kernel that reads them, and it
 recomputes constants and masks in each reader. `steps` models this from each operation's `fuses`: a value between two
-equations of one kernel never reaches memory. Memory, traffic and time all use this model; they differ in which
-scores of a softmax are stored, and in what products recompute (see `scores`).
+equations of one kernel never reaches memory, and of a value that it picks from, a kernel reads what it picks. Memory,
+traffic and time all use this model; they differ in which scores of a softmax are stored, and in what products recompute
+(see `scores`).
 """
 
 from __future__ import annotations
