@@ -27,9 +27,9 @@ class Spread:
     def entering(
         self, tick: Tensor, every: range, ahead: Sequence[Tensor], compute: Callable[[Tensor], list[Tensor]]
     ) -> list[Tensor]:
-        """What enters the first stage in a tick: computed by each stage for one micro-batch, or in an earlier tick.
+        """The values for the first stage in this tick, on stage 0; stage s holds those for s ticks later.
 
-        Then all values go one stage towards the first one.
+        In one of S ticks, every stage computes them for one micro-batch; in the others, they move one stage down.
         """
 
         def first(number: Any) -> Any:
@@ -43,7 +43,7 @@ class Spread:
         )
 
     def left(self, new: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
-        """What the first stage computed in the last ticks: on stage s, its values of s ticks ago."""
+        """The values that the first stage computed in this tick and the ones before: stage s holds those of s ticks ago."""
         first = iota(self.stage) == 0
         return [where(first, x, roll(old, self.stage, 1)) for x, old in zip(new, before, strict=True)]
 

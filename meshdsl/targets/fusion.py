@@ -238,7 +238,7 @@ class _Fusion:
             self.roots[v], self.chains[v] = self.reads(eqn), self.chain(eqn, v)
 
     def reads(self, eqn: Eqn) -> Reads:
-        """What an equation reads from memory, also through values inside its kernel."""
+        """The bytes that an equation reads from memory, directly or through values that its kernel computes."""
         found: Reads = {}
         for v in map(self.holder, eqn.ins):
             found |= self.roots.get(v, {(v, v): self.bytes(v)})

@@ -1,4 +1,4 @@
-"""What kernels read and write: picks and updates inside them; and products that count as batched."""
+"""The bytes that kernels read and write when they pick or update rows, and which products count as batched."""
 
 from __future__ import annotations
 
