@@ -43,7 +43,7 @@ class Spread:
         )
 
     def left(self, new: Sequence[Tensor], before: Sequence[Tensor]) -> list[Tensor]:
-        """The values that the first stage computed in this tick and the ones before: stage s holds those of s ticks ago."""
+        """The first stage's values of this tick and of the ones before: stage s holds those of s ticks ago."""
         first = iota(self.stage) == 0
         return [where(first, x, roll(old, self.stage, 1)) for x, old in zip(new, before, strict=True)]
 
