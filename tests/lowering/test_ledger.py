@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import meshdsl as md
@@ -118,7 +120,10 @@ module @jit_f {
 }
 """
     ((sent, times),) = read(text).items()
-    assert (str(sent), times) == ("all_reduce max float32 8 bytes among (0, 1),", 10)
+    assert (str(sent), times) == ("all_reduce max float32 8 bytes among (0, 1)", 10)
+    pairs = tuple((2 * i, 2 * i + 1) for i in range(512))
+    assert str(dataclasses.replace(sent, groups=pairs)).endswith("among (0, 1), (2, 3), ..., (1022, 1023)")
+    assert str(dataclasses.replace(sent, groups=(tuple(range(2048)),))).endswith("among (0, 1, ..., 2047)")
 
 
 @pytest.mark.parametrize("layout", ["h:x", "w:x", "batch:x"])

@@ -53,8 +53,14 @@ class HloCollective:
     bytes: int
 
     def __str__(self) -> str:
-        groups = str(self.groups[:2])[1:-1] + (", ..." if len(self.groups) > 2 else "")
+        groups = ", ".join(_few([f"({', '.join(_few(group))})" for group in self.groups]))
         return f"{self.kind} {self.reduction} {self.dtype} {self.bytes} bytes among {groups}"
+
+
+def _few(items: Sequence[Any]) -> list[str]:
+    """The items as text; of more than eight, the first two and the last."""
+    texts = [str(item) for item in items]
+    return texts if len(texts) <= 8 else [*texts[:2], "...", texts[-1]]
 
 
 def read(text: str) -> Counter[HloCollective]:

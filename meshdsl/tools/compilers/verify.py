@@ -47,8 +47,8 @@ class Verification:
     (False, 1, 1024)
     >>> print(verification)
     the program and its StableHLO differ:
-      stated 0 times, emitted 1: all_reduce max float32 1024 bytes among (0, 1, 2, 3),
-      stated 1 times, emitted 0: all_reduce sum float32 1024 bytes among (0, 1, 2, 3),
+      stated 0 times, emitted 1: all_reduce max float32 1024 bytes among (0, 1, 2, 3)
+      stated 1 times, emitted 0: all_reduce sum float32 1024 bytes among (0, 1, 2, 3)
     """
 
     matched: tuple[Compared, ...]
