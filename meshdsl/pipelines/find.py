@@ -176,7 +176,9 @@ def _check(eqn: Eqn, pairs: Sequence[tuple[Eqn, Eqn]], stages: int, chunks: int)
     forward, _ = pairs[0]
     dim = loop_of(forward).dim
     if stages > dim.size:
-        raise _refused(forward, dim, f"the layout makes {stages} stages of {dim.size} layers; a stage has at least one")
+        raise _refused(
+            forward, dim, f"{dim.name!r} has {dim.size} layers for {stages} stages; a stage has at least one"
+        )
     if chunks > 1:
         _check_chunks(forward, dim, eqn.trips, stages, chunks)
     _check_layers(loop_of(eqn), pairs)

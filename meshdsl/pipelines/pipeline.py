@@ -47,7 +47,9 @@ def pipelined(
     for loop in found:
         dims = _dims(loop, names, layout)
         rules[dims.stages.stage.name] = layout.axes(loop.dim.name)
-        schedules.append(dataclasses.replace(loop.schedule, loops=tuple(dim.name for dim in dims.ticks)))
+        names_of = {"layer": loop.dim.name, "stage": dims.stages.stage.name}
+        ticks = tuple(dim.name for dim in dims.ticks)
+        schedules.append(dataclasses.replace(loop.schedule, loops=ticks, **names_of))
         types = [v.type for v in loop.eqn.ins]
         with location(loop.eqn.where):
             replaced[loop.eqn] = trace(lambda *xs, loop=loop, dims=dims: run_ticks(loop, xs, dims), types)[0]

@@ -38,6 +38,8 @@ class Schedule:
     chunks: int = 1  # blocks of layers of each stage
     late: bool = False  # backward passes begin a tick after the last forward pass
     loops: tuple[str, ...] = field(default=(), repr=False)  # dims of its loops: forward passes, both, backward passes
+    layer: str = field(default="", repr=False)  # the dim of the layers
+    stage: str = field(default="", repr=False)  # the dim of the stages, which the pipeline made
 
     @property
     def delay(self) -> int:

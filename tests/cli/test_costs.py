@@ -119,6 +119,20 @@ def test_compare_reports_illegal_layouts():
     assert run.err == "illegal layout: B\n"
 
 
+STAGES = ["llama", "--layout", "layer:stages; batch:rows", "--microbatches", "2", "--machine", "tpu-v5e"]
+
+
+def test_explain_of_the_layers_dim_has_what_its_stages_send():
+    run = here("explain", *STAGES, "--mesh", "stages:2 rows:2", "--dim", "layer")
+    assert run.code == 0 and "0 s exposed" not in run.out and "stage  stages  permute" in run.out
+
+
+def test_scale_says_once_why_no_mesh_can_be():
+    run = here("scale", *STAGES, "--mesh", "stages:2 rows:2", "--axis", "stages", "--to", "32")
+    assert run.code == 3 and run.err.count("cannot run in stages") == 1
+    assert "8 devices, strong: " in run.err and "'layer' has 2 layers for 4 stages" in run.err
+
+
 def test_explain_collective_and_dim():
     run = here("explain", *GRID, "--collective", "0")
     assert (run.code, run.err) == (0, "")

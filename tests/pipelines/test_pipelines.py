@@ -413,7 +413,7 @@ def model(change: str) -> Any:
 
 
 @pytest.mark.parametrize(("change", "mesh", "problem"), [
-    ("", "stages:8", "8 stages of 4 layers"),
+    ("", "stages:8", "'layer' has 4 layers for 8 stages"),
     ("two", "stages:2", "a second one"),
     ("reverse", "stages:2", "from the last to the first"),
     ("square", "stages:2", "square reads the gradient"),

@@ -142,7 +142,8 @@ def dim_text(report: Report, name: str, edits: Sequence[LayoutEdit]) -> str:
     split = f"split over {','.join(axes)} ({size} / {report.mesh.count(axes)})" if axes else "not split"
     having = [v for v in report.program.ins if any(d.name == name for d in v.dims)]
     stored = sum(map(report.program.local_bytes, having))
-    sends = [group for group in report.collectives if name in group.dims]
+    stages = {each.stage for each in report.program.schedules if each.layer == name}
+    sends = [group for group in report.collectives if not stages.union([name]).isdisjoint(group.dims)]
     share = sum(group.exposed for group in sends)
     lines = [
         f"{name} = {size}, {split}",

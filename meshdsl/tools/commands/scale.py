@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     axis = _axis(options, plan.mesh)
     others = plan.mesh.size // plan.mesh.axes[axis]
     reports: dict[str, dict[int, Any]] = {"strong": {}, "weak": {}}
-    skipped: dict[str, str] = {}
+    refused: dict[str, str] = {}
     meshes = list(_meshes(options, plan.mesh, axis, others))
     with Progress(2 * len(meshes), "scale") as bar:
         for i, (n, mesh) in enumerate(meshes):
@@ -48,14 +48,15 @@ def run(options: argparse.Namespace) -> int:
                     compiled, arguments = step_of(options, each, plan.replace(mesh=mesh))
                     reports[kind][n] = report_of(options, compiled, arguments, step_title(options, each), each)
                 except LayoutError as error:
-                    skipped[f"{n} devices, {kind}"] = str(error).splitlines()[0]
+                    refused[f"{n} devices, {kind}"] = str(error)
                 bar.update(2 * i + j + 1)
     title = f"{step_title(options, workload)} on {machine_of(options).name}, {plan.mesh} with more {axis}"
-    scaling = Scaling(title, {kind: some for kind, some in reports.items() if some}, skipped)
+    reasons = {where: reason.splitlines()[0] for where, reason in refused.items()}
+    scaling = Scaling(title, {kind: some for kind, some in reports.items() if some}, reasons)
     if not scaling.reports:
-        raise LayoutError(
-            "the plan is illegal on every mesh\n  " + "\n  ".join(f"{k}: {v}" for k, v in skipped.items())
-        )
+        first = {why: where for where, why in reversed(reasons.items())}  # where each reason is met first
+        texts = [f"{where}: {refused[where]}" for where in reversed(first.values())]
+        raise LayoutError("\n".join(["the plan is illegal on every mesh; for each reason, the first mesh", *texts]))
     if options.html:
         write(options.html, scaling.page())
     answer(options, {"command": "scale", **scaling.to_dict()}, scaling)
