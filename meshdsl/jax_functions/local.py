@@ -127,13 +127,13 @@ def local(
     tensor(float32[batch=2 frequency=2], [[7. 1.]
      [2. 2.]])
 
-    f maps over the dims in `split`, and sums over those in `contract`, which no result has; both may be sharded. All
-    other dims are gathered first, and new dims are not sharded. Sizes of new dims come from the result. If f returns
-    several arrays, `out` has the dims of each. The jaxpr of f is checked: if an element of the result depends on other
-    places of a split dim, the error names the primitive and the line. What the check cannot prove is tried on random
-    data, and programs show "tested, not proven"; `unchecked=True` turns it off, and programs show that. JAX
-    differentiates f, on the same blocks; the backward pass runs f again. `flops` are the floating-point operations on
-    whole operands, by default counted in the jaxpr.
+    f maps over the dims in `split`, and sums over those in `contract`, which no result has; both may be sharded, and
+    parts of a sum that f multiplies by infinity may add up to NaN. All other dims are gathered first, and new dims are
+    not sharded. Sizes of new dims come from the result. If f returns several arrays, `out` has the dims of each. The
+    jaxpr of f is checked: if an element of the result depends on other places of a split dim, the error names the
+    primitive and the line. What the check cannot prove is tried on random data, and programs show "tested, not proven";
+    `unchecked=True` turns it off, and programs show that. JAX differentiates f, on the same blocks; the backward pass
+    runs f again. `flops` are the floating-point operations on whole operands, by default counted in the jaxpr.
 
     Without `split` and `contract`, f is a function of md operations on tensors. It is not checked: a function that
     mixes places of a sharded dim, or reads its size, gives other results under other layouts.

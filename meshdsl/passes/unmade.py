@@ -18,8 +18,10 @@ def unmade_values(graph: Graph) -> dict[Var, Eqn]:
     """The values of a graph that depend on no input, with the equations that compute them."""
     unmade: dict[Var, Eqn] = {}
     for eqn in graph.eqns:
-        if not eqn.ins or (isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in unmade for v in eqn.ins)):
+        if not eqn.ins and eqn.control is None:
             unmade.update((v, eqn) for v in eqn.outs)
+        elif isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in unmade for v in eqn.ins):
+            unmade[eqn.outs[0]] = eqn
     return unmade
 
 

@@ -78,6 +78,21 @@ def test_moving_a_value_made_of_nothing_sends_nothing() -> None:
     assert not md.compile(f, "r:4", "a:r").program(md.spec("a:16")).collectives
 
 
+@pytest.mark.parametrize("layout", ["c:rows", "c:rows; col:cols"])
+def test_a_loop_without_inputs_is_lowered_as_a_loop(layout: str) -> None:
+    """Its stacked result is whole, whatever its reader needs."""
+
+    def f(x: md.Tensor) -> md.Tensor:
+        y = md.abs(md.reshape(x, "row:6 col:4"))
+        _, ys = md.scan(lambda c, row: (c, md.cast(md.iota("col:4"), "float32")), (), y, over="row")
+        return md.transpose(ys, ["col", "row"]) + y
+
+    x = small(np.random.default_rng(2), md.dims("c:6 col:4"))
+    step = md.compile(f, "rows:2 cols:2", layout)
+    np.testing.assert_array_equal(md.simulate(step.program(x), x)[0], f(x).numpy())
+    np.testing.assert_array_equal(step(x).numpy(), f(x).numpy())
+
+
 def test_residuals_of_a_scan_over_a_split_dim_stay_as_the_scans_take_them() -> None:
     model = mamba(layers=2, width=16, state=4)
     tokens = md.spec("batch:4 length:16", "int32")
