@@ -114,8 +114,16 @@ def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
         in_stages = mesh.count(layout.axes(here.dim.name)) > 1
         if in_stages and not forward.backward and not weights.isdisjoint(here.inputs(forward.ins)[2]):
             backward = _backward_of(forward, loop)
-            if backward is not None:
+            if backward is not None and not _is_over_steps(loop, forward, backward):
                 yield forward, backward
+
+
+def _is_over_steps(loop: Scan, forward: Eqn, backward: Eqn) -> bool:
+    """True if the layers read a carry that their own gradients change: then each trip is a step of training."""
+    changed = _computed_from(loop.body, backward.outs)
+    carries = zip(loop.inputs(loop.body.ins)[1], loop.results(loop.body.outs)[0], strict=True)
+    trained = [v for v, out in carries if out in changed]
+    return not _computed_from(loop.body, trained).isdisjoint(forward.ins)
 
 
 def _scans(loop: Scan) -> list[Eqn]:

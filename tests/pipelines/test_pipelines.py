@@ -470,6 +470,33 @@ def test_without_microbatches_the_layout_says_where_weights_are_stored():
     assert {record.kind for record in compiled.program(*work.specs()).collectives} == {"all_gather"}
 
 
+def test_a_loop_over_steps_that_train_adapters_of_fixed_layers_is_no_pipeline():
+    def loss(up: md.Tensor, w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def layer(x: md.Tensor, weights: tuple[md.Tensor, md.Tensor]) -> tuple[md.Tensor, None]:
+            fixed, trained = weights
+            y = md.dot(x, fixed, "io") + md.rename(x, io="out") * trained
+            return md.rename(y, out="io"), None
+
+        return md.sum(md.scan(layer, x, (w, up), over="layer")[0])
+
+    def steps(up: md.Tensor, w: md.Tensor, xs: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+        def step(up: md.Tensor, x: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
+            value, grad = md.value_and_grad(loss)(up, w, x)
+            return up - grad, value
+
+        return md.scan(step, up, xs, over="step")
+
+    rng = np.random.default_rng(3)
+    shapes = ("layer:4 out:4", "layer:4 io:4 out:4", "step:2 batch:4 io:4")
+    args = [
+        md.tensor(rng.integers(-1, 2, [d.size for d in dims]).astype("float32"), dims) for dims in map(md.dims, shapes)
+    ]
+    program = md.compile(steps, "stages:4", "layer:stages").program(*args)
+    assert not program.schedules
+    for got, wanted in zip(md.simulate(program, *args), steps(*args), strict=True):
+        np.testing.assert_array_equal(got, wanted.numpy())
+
+
 def test_a_recurrent_network_over_a_split_length_is_no_pipeline():
     length = md.Dim("length", 4)
 
