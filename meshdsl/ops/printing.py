@@ -7,7 +7,9 @@ waits for the blocks of all shards, and acts on them in order. Of copies of a bl
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
+import inspect
 import math
 import threading
 from collections import defaultdict, deque
@@ -159,8 +161,13 @@ def callback(x: Any, function: Call) -> Tensor:
 
     What the function returns is not read. It must not run programs on these devices, which wait for it. An exception in
     it ends the program with an error of JAX. With several processes, each calls it for the shards of its devices.
-    Raises `ShapeError` if it is not a function.
+    Raises `ShapeError` if it is not a function of two arguments.
     """
     if not callable(function):
         raise ShapeError(f"md.callback calls a function with each shard; got {function!r}")
+    with contextlib.suppress(ValueError):  # a function of C, whose arguments are not known
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError as error:
+            raise ShapeError(f"md.callback calls its function as function(block, part): {error}") from None
     return bind(PRINT, as_tensor(x), label="", call=function, site=object())[0]

@@ -56,6 +56,7 @@ ROWS = [
     (lambda: md.dot(X, W), "md.dot: missing a required argument: 'over'"),
     (lambda: md.dot(X, W, "hidden"), "no dim 'hidden' here; there are: batch, io"),
     (lambda: md.dot(X, W, over=1), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
+    (lambda: md.callback(X, lambda block: None), "as function(block, part): too many positional arguments"),
     # Shapes
     (lambda: md.reshape(X, "rest:5"), "md.reshape keeps the number of elements: [batch=2 io=3] has 6,"),
     (lambda: md.reshape(X, (3, 2)), "a dim is a md.Dim or a name, got 3"),
