@@ -7,7 +7,6 @@ waits for the blocks of all shards, and acts on them in order. Of copies of a bl
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import inspect
 import math
@@ -165,9 +164,10 @@ def callback(x: Any, function: Call) -> Tensor:
     """
     if not callable(function):
         raise ShapeError(f"md.callback calls a function with each shard; got {function!r}")
-    with contextlib.suppress(ValueError):  # a function of C, whose arguments are not known
-        try:
-            inspect.signature(function).bind(None, None)
-        except TypeError as error:
-            raise ShapeError(f"md.callback calls its function as function(block, part): {error}") from None
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ShapeError(f"md.callback calls its function as function(block, part): {error}") from None
+    except ValueError:
+        pass  # a function of C, whose arguments are not known
     return bind(PRINT, as_tensor(x), label="", call=function, site=object())[0]
