@@ -133,7 +133,7 @@ class ArrayFunction:
     def _linear(
         self, key: Any, apply: Apply, more: Sequence[Type], outs: Sequence[Type], transposed: Transposed
     ) -> ArrayFunction:
-        """A function of the arguments and of `more`, linear in `more`."""
+        """The function that `apply` computes from the arguments and more of them, in which it is linear."""
         if key not in self._derived:
             n, ins = len(self.ins), (*self.ins, *more)
             labels = (*self.labels, *(f"{key[0]}/{i}" for i in range(len(more))))

@@ -42,7 +42,7 @@ def _told(eqn: Eqn) -> Var:
 
 
 def _after(eqn: Eqn, told: Var) -> Eqn:
-    """The equation with `told` as one more operand, and with what its last print tells as one more result."""
+    """The equation, which waits for `told`, the boolean of the print before it, and returns that of its own last print."""
     match eqn.control:
         case Scan() as loop:
             i, o = loop.consts + loop.carries, loop.carries

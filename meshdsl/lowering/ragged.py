@@ -141,7 +141,7 @@ class RaggedAllToAll(CollectiveDefaults):
         return self.padded.simulate(filled, shape, before, mesh)
 
     def _filled(self, xp: Any, x: Array, shape: Shape, counts: Array) -> Array:
-        """A block with zeros outside the runs."""
+        """The block, with zeros in the slots that the counts leave empty."""
         order = self._order(shape)
         first, count = _run(counts)
         slots = xp.arange(x.shape[order[len(self.cells)]], dtype=np.int32)

@@ -141,7 +141,7 @@ def _dot_scratch(
 
 
 def _outer_scratch(ins: Any, outs: Any, *, dtype: np.dtype) -> float:
-    """Sums have at least four bytes. Sorted vectors take the places of the operands and of the result."""
+    """Bytes beside operands and result: those of sums in float32. Sorted vectors are where operands and result are."""
     return math.prod(outs[0]) * max(4 - dtype.itemsize, 0)
 
 

@@ -93,7 +93,7 @@ FILLED_DOT, FILLED_OUTER = (
 
 
 def is_dot(eqn: Eqn, rows: Var, matrices: Var, names: tuple[str, ...]) -> bool:
-    """True if every slot's row is multiplied by the matrix of its cell: dims of both are cells, or summed over."""
+    """True if each slot's row is multiplied by the matrix of the slot's cell, and summed over all its dims."""
     own, out = {d.name for d in rows.dims} - set(names), {d.name for d in eqn.outs[0].dims}
     return set(names) <= out and not own & out and names[-1] not in {d.name for d in matrices.dims}
 

@@ -66,7 +66,7 @@ def _narrows(eqn: Eqn) -> bool:
 
 
 class Region:
-    """Grows one update in one graph."""
+    """The equations of one update in one graph, as `grow` collects them."""
 
     def __init__(
         self,

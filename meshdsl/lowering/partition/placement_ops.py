@@ -92,7 +92,7 @@ def keep(scope: Scope, eqn: Eqn) -> None:
 
 
 def cut(scope: Scope, eqn: Eqn) -> None:
-    """Reduce-scatter a sum, then rename its dims; in the other order if the new names are padded differently."""
+    """Reduce-scatter a pending sum and rename its dims; dims whose padding depends on the name are renamed first."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     split: dict[str, Axes] = dict(eqn.params["split"])
     alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.dims, out.dims, strict=True)}

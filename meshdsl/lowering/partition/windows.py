@@ -36,7 +36,7 @@ from .scope import Scope
 
 
 def _read(eqn: Eqn) -> int:
-    """The number of operands that the windows read."""
+    """The number of operands in which windows slide: two for the gradient of max_pool."""
     return 2 if eqn.op is SUM_EQUAL else 1
 
 
