@@ -42,7 +42,7 @@ def _told(eqn: Eqn) -> Var:
 
 
 def _after(eqn: Eqn, told: Var) -> Eqn:
-    """The equation, which waits for `told`, the boolean of the print before it, and returns that of its own last print."""
+    """The equation, which reads `told`, the boolean of the print before it, and returns that of its last print."""
     match eqn.control:
         case Scan() as loop:
             i, o = loop.consts + loop.carries, loop.carries

@@ -51,7 +51,7 @@ def pipelined(made: Parts, ranges: Sequence[Collection[Eqn]], machine: Machine, 
 
 
 def _together(tasks: Tasks, order: list[Task], mine: set[Task], part: Mapping[Eqn, int]) -> list[Task]:
-    """The order, with the tasks in `mine` list-scheduled at the place of the first of them, after all that they need."""
+    """The order, with the tasks in `mine` list-scheduled where the first of them is, after all that they need."""
     if not mine:
         return order
     first = next(k for k, task in enumerate(order) if task in mine)

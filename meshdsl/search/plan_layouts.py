@@ -109,7 +109,7 @@ class PlanLayouts:
         return self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
 
     def screened(self, group: Candidates, row: Row, enough: float) -> float:
-        """The objective of a layout, without sharded updates and overlap; `enough` if its arguments alone take so much."""
+        """The objective of a layout, without sharded updates and overlap; `enough` if its arguments take so much."""
         if group.timed:
             with deadline(self.costed.time_left()):
                 return group.amount(row)
