@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compile import Compiled
+from ..compile.pipeline import options_of
 from ..compile.plan import Plan, machine_text, planned
 from ..compile.signature import Stages
 from ..cost.machine import Machine
@@ -75,11 +76,11 @@ class Variants:
     def _step(self, remat: str, microbatches: int) -> Compiled:
         if (remat, microbatches) not in self._steps:
             base = self.compiled
-            f = planned(base.unplanned, Plan(remat=remat, microbatches=microbatches))
-            compiled = Compiled(f, Mesh(""), Layout(""), base.donate, base.options, base.static)
-            compiled.unplanned = base.unplanned
-            compiled.step = Plan(remat=remat, microbatches=microbatches)
-            self._steps[remat, microbatches] = compiled
+            plan = Plan(remat=remat, microbatches=microbatches)
+            f = planned(base.unplanned, plan)
+            self._steps[remat, microbatches] = Compiled(
+                f, Mesh(""), Layout(""), base.donate, base.options, base.static, plan, base.unplanned
+            )
         return self._steps[remat, microbatches]
 
     def _problem(self, knobs: Plan) -> SearchProblem:
@@ -87,14 +88,7 @@ class Variants:
         options = compiled.options
         priced = self.priced and knobs.steps == "auto"
         machine = self.machine if knobs.needs_machine else options.machine
-        compiled.options = dataclasses.replace(
-            options,
-            weight_update=knobs.weight_update,
-            overlap=knobs.overlap,
-            steps=knobs.steps,
-            chunks=knobs.chunks,
-            machine=machine,
-        )
+        compiled.options = options_of(knobs, machine, options.strict, options.memory_limit)
         stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(self.args)
         if priced:  # on a mesh; on one device, no axis is slow
             compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
