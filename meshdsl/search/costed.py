@@ -11,7 +11,6 @@ from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
 from ..lowering import Program
 from .evaluate import Entry, evaluate
-from .request import SearchRequest
 from .variants import Variants
 
 SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
@@ -28,15 +27,10 @@ class Costed:
     Patience is processor time, so that other programs on the machine do not change the result.
     """
 
-    def __init__(
-        self,
-        variants: Variants,
-        request: SearchRequest,
-        partitioned: Callable[[Plan], Program | None] = lambda plan: None,
-    ):
-        self.started = time.perf_counter() if request.started is None else request.started
+    def __init__(self, variants: Variants, partitioned: Callable[[Plan], Program | None]):
+        self.variants, self.request = variants, variants.request
+        self.started = time.perf_counter() if self.request.started is None else self.request.started
         self.begun = time.process_time()
-        self.variants, self.request = variants, request
         self.partitioned = partitioned  # the program of a plan, if it is lowered with those of other layouts
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
@@ -89,9 +83,8 @@ class Costed:
         if known in self.refused:
             return None
         if known not in self.entries:
-            problem, r = self.variants.problem(known), self.request
-            program = self.partitioned(known)
-            entry = evaluate(problem, known.mesh, known.layout, r.machine, r.limit, r.assignment, program)
+            problem = self.variants.problem(known)
+            entry = evaluate(problem, known.mesh, known.layout, self.partitioned(known))
             self.looked += 1
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()

@@ -17,7 +17,6 @@ from .costed import Costed
 from .evaluate import Entry, SearchProblem, watts
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
-from .request import SearchRequest
 from .screen import Screen
 from .space import Row, Space
 from .variants import Variants
@@ -63,9 +62,9 @@ class Candidates:
 class PlanLayouts:
     """The layouts of each mesh for a plan's knobs; `costed` has the cost of all plans."""
 
-    def __init__(self, variants: Variants, request: SearchRequest, hints: Mapping[str, tuple[str, str]]):
-        self.variants, self.request, self.hints = variants, request, hints
-        self.costed = Costed(variants, request, self.partitioned)
+    def __init__(self, variants: Variants, hints: Mapping[str, tuple[str, str]]):
+        self.variants, self.request, self.hints = variants, variants.request, hints
+        self.costed = Costed(variants, self.partitioned)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 

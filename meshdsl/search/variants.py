@@ -11,14 +11,14 @@ from ..compile import Compiled
 from ..compile.pipeline import options_of
 from ..compile.plan import Plan, machine_text, planned
 from ..compile.signature import Stages
-from ..cost.machine import Machine
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
-from .evaluate import Assignment, SearchProblem
+from .evaluate import SearchProblem
+from .request import SearchRequest
 
 
 class Variants:
@@ -33,10 +33,11 @@ class Variants:
         compiled: Compiled,
         args: Sequence[Any],
         title: str,
-        machine: Machine,
+        request: SearchRequest,
         first: Mapping[str, Any] | None = None,
     ):
-        self.compiled, self.args, self.title, self.machine = compiled, args, title, machine
+        self.compiled, self.args, self.title = compiled, args, title
+        self.request, self.machine = request, request.machine
         own = compiled.plan.replace(mesh="", layout="")
         self.base = own.replace(**(first or {}))  # where the search starts
         self.priced = "steps" in (first or {})  # the search's machine decides on steps in plans with "auto"
@@ -92,33 +93,21 @@ class Variants:
         stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(self.args)
         if priced:  # on a mesh; on one device, no axis is slow
             compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
+        options, request = compiled.options, self.request
+
+        def cost(mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Report:
+            under = compiled.under(mesh, layout)
+            under._for(self.args)[0].partitioned = partitioned
+            report = under.cost(*self.args, machine=request.machine, limit=request.limit, assignment=request.assignment)
+            return dataclasses.replace(report, title=self.title)
+
+        plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
+        plain = plain and not options.weight_update.bucket_bytes
+        plain = plain and (options.machine is None or options.steps == "flat")
         name = machine_text(self.machine) if knobs.needs_machine or priced else None
-        return problem_of(compiled, stages, self.args, self.title, knobs, name)
-
-
-def problem_of(
-    compiled: Compiled, stages: Stages, args: Sequence[Any], title: str, plan: Plan, machine: str | None
-) -> SearchProblem:
-    """The problem of a function with its options: the graph, and the cost of its program under a layout."""
-    options = compiled.options
-
-    def cost(
-        mesh: Mesh,
-        layout: Layout,
-        machine: Machine,
-        limit: float,
-        assignment: Assignment | None,
-        partitioned: Program | None = None,
-    ) -> Report:
-        under = compiled.under(mesh, layout)
-        under._for(args)[0].partitioned = partitioned
-        report = under.cost(*args, machine=machine, limit=limit, assignment=assignment)
-        return dataclasses.replace(report, title=title)
-
-    plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
-    plain = plain and not options.weight_update.bucket_bytes
-    plain = plain and (options.machine is None or options.steps == "flat")
-    return SearchProblem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan, machine)
+        return SearchProblem(
+            stages.graph, cost, self.machine, stages.donated, self.title, _paths(stages), plain, knobs, name
+        )
 
 
 def _paths(stages: Stages) -> tuple[str, ...]:
