@@ -19,7 +19,6 @@ from .evaluate import Entry
 from .knobs import Turn
 from .moves import divided, meshes_near, renamed
 from .plan_layouts import PlanLayouts
-from .plan_space import PlanSpace
 
 SAVED_BY_KNOBS = 0.25  # largest share of a step that knobs which save memory are expected to save in time
 REORDERED = 1.1  # other weight updates, by time over that of the best plan, whose overlap is tried
@@ -31,7 +30,8 @@ HIDDEN = 0.01  # least share of the step that an overlap plan must be able to hi
 class LocalSearch:
     """The moves from one plan to better ones, and what was tried already."""
 
-    def __init__(self, layouts: PlanLayouts, space: PlanSpace):
+    def __init__(self, layouts: PlanLayouts):
+        space = layouts.space
         self.layouts, self.costed, self.space = layouts, layouts.costed, space
         self.variants, self.objective, self.turns = space.variants, space.request.objective, space.turns
         self._fitted: set[tuple[float, ...]] = set()  # outcomes of plans
@@ -71,7 +71,7 @@ class LocalSearch:
                 self.traded,
                 self.layouts.near,
                 self.resized,
-                self.divided,
+                self.layouts.divided,
                 self.staged,
                 self.interleaved,
                 self.rare,
@@ -104,10 +104,6 @@ class LocalSearch:
     def resized(self, best: Entry) -> Iterator[Plan]:
         """The plan on meshes with a factor moved between axes, or with the axes in another order."""
         yield from filter(self.space.keeps_request, meshes_near(best.plan, self.space.meshes))
-
-    def divided(self, best: Entry) -> Iterator[Plan | None]:
-        """Layouts that use one part of a divided axis."""
-        yield from self.layouts.divided(best, self.space)
 
     def staged(self, best: Entry) -> Iterator[Plan | None]:
         """The plan with the layers of a loop in pipeline stages over an axis, or over a part of a divided one.

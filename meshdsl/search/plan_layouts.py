@@ -19,7 +19,6 @@ from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
 from .screen import Screen
 from .space import Row, Space
-from .variants import Variants
 
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
 LAYOUT_MOVES = 6  # layouts that are costed in a round
@@ -62,9 +61,10 @@ class Candidates:
 class PlanLayouts:
     """The layouts of each mesh for a plan's knobs; `costed` has the cost of all plans."""
 
-    def __init__(self, variants: Variants, hints: Mapping[str, tuple[str, str]]):
-        self.variants, self.request, self.hints = variants, variants.request, hints
-        self.costed = Costed(variants, self.partitioned)
+    def __init__(self, space: PlanSpace, hints: Mapping[str, tuple[str, str]]):
+        self.space, self.hints = space, hints
+        self.variants, self.request = space.variants, space.request
+        self.costed = Costed(self.variants, self.partitioned)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
@@ -133,9 +133,10 @@ class PlanLayouts:
         """
         yield from self._best_of(best, [(best.plan, ())])
 
-    def divided(self, best: Entry, every: PlanSpace) -> Iterator[Plan | None]:
+    def divided(self, best: Entry) -> Iterator[Plan | None]:
         """The same on meshes that divide an axis, for layouts that use one of its parts alone."""
-        plans = [(plan, parts) for plan, parts in divided(best.plan, every.meshes) if every.keeps_request(plan)]
+        meshes = self.space.meshes
+        plans = [(plan, parts) for plan, parts in divided(best.plan, meshes) if self.space.keeps_request(plan)]
         yield from self._best_of(best, plans)
 
     def rows_of_fastest(self, group: Candidates, mesh: Mesh) -> Iterator[Row]:

@@ -51,10 +51,10 @@ class PlanSearch:
     ):
         self.variants, self.request, self.turns = variants, variants.request, turns
         check_objective(self.request.objective, self.request.machine)
-        self.layouts = PlanLayouts(variants, hints)
         self.space = PlanSpace(variants, meshes, turns)
+        self.layouts = PlanLayouts(self.space, hints)
         self.costed = self.layouts.costed
-        self.local = LocalSearch(self.layouts, self.space)
+        self.local = LocalSearch(self.layouts)
         self.meshes, self.start = list(meshes), start
         self.complete = False  # every plan is costed
         self.stopped = ""

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ...layouts import Mesh
+from ...lowering.permute import index_along
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class Grid:
 
     def device(self, coords: Mapping[str, int]) -> int:
         """The id of a device: its row-major number, or what `device_order` says."""
-        number = 0
-        for axis, size in self.mesh.axes.items():
-            number = number * size + coords[axis]
+        number = index_along(self.mesh, dict(coords), tuple(self.mesh.axes))
         order = self.mesh.device_order
         return number if order is None else int(order[number])
 
