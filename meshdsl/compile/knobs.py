@@ -9,12 +9,13 @@ from typing import Any
 
 from ..errors import LayoutError, nearest
 from ..layouts import Layout, Mesh
-from ..overlap.values import NO_OVERLAP, STEPS, Overlap
+from ..overlap.values import NO_OVERLAP, Overlap
 from ..targets import FUSED
 from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
 RECOMPUTATIONS = ("none", "collectives", "products", "full")  # of which a memory limit chooses
+KERNELS = ("auto", "blockwise", *FUSED)  # of attention
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
 
 
@@ -42,29 +43,13 @@ def _show_remat(remat: str) -> str:
     return "as in the model" if remat == "model" else remat
 
 
-def check_microbatches(count: Any) -> int:
-    return _count("microbatches", count, "a step divides its batch into 1 part or more")
-
-
-def check_chunks(count: Any) -> int:
-    return _count("chunks", count, "a pipeline stage has 1 block of layers or more")
-
-
-def _count(name: str, count: Any, why: str) -> int:
+def check_count(name: str, count: Any, why: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise LayoutError(f"{name}={count!r}: {why}")
     return count
 
 
-def check_kernel(name: Any) -> str:
-    return _one_of("attention_kernel", name, ("auto", "blockwise", *FUSED))
-
-
-def check_steps(steps: Any) -> str:
-    return _one_of("steps", steps, STEPS)
-
-
-def _one_of(name: str, value: Any, known: Collection[str]) -> str:
+def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     if value not in known:
         raise LayoutError(f"{name}={value!r} is not available; there are: {', '.join(map(repr, known))}")
     return value
