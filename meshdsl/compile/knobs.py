@@ -39,10 +39,6 @@ def check_remat(remat: Any) -> str:
     return remat
 
 
-def _show_remat(remat: str) -> str:
-    return "as in the model" if remat == "model" else remat
-
-
 def check_count(name: str, count: Any, why: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise LayoutError(f"{name}={count!r}: {why}")
@@ -174,7 +170,8 @@ KNOBS = (
     Knob("layout", "layout", Layout(""), _show_layout, _write_layout, _read_layout),
     Knob("weight_update", "weight update", WeightUpdate(), _show_options, _write_options,
          _read_options("weight_update", WeightUpdate)),
-    Knob("remat", "remat", "model", _show_remat, str, lambda x: _text("remat", x), of_step=True),
+    Knob("remat", "remat", "model", lambda x: "as in the model" if x == "model" else x, str,
+         lambda x: _text("remat", x), of_step=True),
     Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
     Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),
