@@ -99,22 +99,23 @@ class Costed:
 
     def score(self, entry: Entry) -> tuple[bool, float, int]:
         """Sort key, smallest best: plans that fit by the objective; plans that don't fit by their memory."""
-        amount = self._amount(entry) if entry.fits else entry.peak_bytes
+        amount = self.amount(entry) if entry.fits else entry.peak_bytes
         return not entry.fits, amount, len(entry.plan.to_dict()) + len(entry.layout.rules)
 
     def ranked(self) -> list[Entry]:
         """The best plans that fit, one per outcome: first the simplest of those within `SAME` of the fastest."""
         each: dict[tuple[float, ...], Entry] = {}
         for entry in sorted((e for e in self.entries.values() if e.fits), key=complexity):
-            each.setdefault((self._amount(entry), *entry.outcome), entry)
+            each.setdefault((self.amount(entry), *entry.outcome), entry)
         ranked = [each[outcome] for outcome in sorted(each)]
-        near = [entry for entry in ranked if self._amount(entry) <= SAME * self._amount(ranked[0])]
+        near = [entry for entry in ranked if self.amount(entry) <= SAME * self.amount(ranked[0])]
         near.sort(key=complexity)
         return [*near[:1], *(entry for entry in ranked if entry is not near[0])][: 1 + self.request.runners_up]
 
-    def _amount(self, entry: Entry) -> float:
+    def amount(self, entry: Entry) -> float:
+        """The objective of a plan."""
         return getattr(entry, self.request.objective)
 
     def least(self) -> float:
         """The objective of the best plan; infinite while none fits."""
-        return min((self._amount(e) for e in self.entries.values() if e.fits), default=math.inf)
+        return min((self.amount(e) for e in self.entries.values() if e.fits), default=math.inf)

@@ -7,7 +7,6 @@ there. `costed` keeps the best plan.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ class LocalSearch:
         if best is None or best.outcome in self._fitted:
             return
         self._fitted.add(best.outcome)
-        if self._amount(best) * (1 - SAVED_BY_KNOBS) > self.costed.least():
+        if self.costed.amount(best) * (1 - SAVED_BY_KNOBS) > self.costed.least():
             return
         for turn in self.turns:
             for value in self.values(turn, best):
@@ -192,7 +191,7 @@ class LocalSearch:
                 entry = self.costed.look(plan)
                 yield None
                 for each in () if entry is None or entry.fits else self.values(more, entry):
-                    if entry is None or entry.fits or self._amount(entry) >= self._amount(best):
+                    if entry is None or entry.fits or self.costed.amount(entry) >= self.costed.amount(best):
                         break
                     entry = self.costed.look(plan.replace(**{more.knob: each}))
                     yield None
@@ -231,7 +230,11 @@ class LocalSearch:
             for value in turn.candidates(best.plan) if turn.knob == "weight_update" else ():
                 plan = self.variants.canonical(best.plan.replace(weight_update=value))
                 entry = self.costed.entries.get(plan) if plan is not None else None
-                if entry is not None and entry.fits and self._amount(entry) < REORDERED * self._amount(best):
+                if (
+                    entry is not None
+                    and entry.fits
+                    and self.costed.amount(entry) < REORDERED * self.costed.amount(best)
+                ):
                     near.setdefault(entry.outcome, entry)
         return sorted(near.values(), key=self.costed.score)[:2]
 
@@ -274,6 +277,3 @@ class LocalSearch:
             return None
         same = (i for i, value in enumerate(values) if self.variants.canonical(plan.replace(remat=value)) == plan)
         return next(same, None)
-
-    def _amount(self, entry: Entry | None) -> float:
-        return math.inf if entry is None else getattr(entry, self.objective)

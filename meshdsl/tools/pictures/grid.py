@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -52,11 +53,8 @@ class Grid:
 
     def places(self) -> Iterator[tuple[int, int, int, dict[str, int]]]:
         """Each drawn device: its plane, row and column in the picture, and its coordinates in the mesh."""
-        planes, rows, cols = self.drawn
-        for i, plane in enumerate(planes):
-            for j, row in enumerate(rows):
-                for k, col in enumerate(cols):
-                    yield i, j, k, self.coordinates(plane, row, col)
+        for (i, plane), (j, row), (k, col) in itertools.product(*map(enumerate, self.drawn)):
+            yield i, j, k, self.coordinates(plane, row, col)
 
     def coordinates(self, plane: int, row: int, col: int) -> dict[str, int]:
         """The coordinates of a device by axis."""
