@@ -225,16 +225,12 @@ class LocalSearch:
 
     def _updated(self, best: Entry) -> list[Entry]:
         """The plan, and those costed that differ in the weight update alone and are little slower; best first."""
-        near = {best.outcome: best}
+        near, most = {best.outcome: best}, REORDERED * self.costed.amount(best)
         for turn in self.turns:
             for value in turn.candidates(best.plan) if turn.knob == "weight_update" else ():
                 plan = self.variants.canonical(best.plan.replace(weight_update=value))
                 entry = self.costed.entries.get(plan) if plan is not None else None
-                if (
-                    entry is not None
-                    and entry.fits
-                    and self.costed.amount(entry) < REORDERED * self.costed.amount(best)
-                ):
+                if entry is not None and entry.fits and self.costed.amount(entry) < most:
                     near.setdefault(entry.outcome, entry)
         return sorted(near.values(), key=self.costed.score)[:2]
 
