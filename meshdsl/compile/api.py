@@ -11,15 +11,14 @@ import jax
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
 from ..errors import LayoutError
-from ..layouts import Layout, Mesh, MeshLike
+from ..layouts import Layout, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
 from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
-from .knobs import check_chunks, check_kernel, check_steps
 from .memory_limit import check_limit
-from .pipeline import Options
+from .pipeline import options_of
 from .plan import Plan, planned
 
 
@@ -98,8 +97,6 @@ def compile(
     a machine that decides nothing). With `strict=False`, they are dropped with a `md.NoEffectWarning`, so that a sweep
     over options runs to its end.
     """
-    step, unplanned = plan or Plan(microbatches=microbatches), f
-    f = planned(f, step, strict)
     if plan is not None:
         _check_alone(
             mesh=mesh is not None,
@@ -112,49 +109,42 @@ def compile(
             steps=steps != "auto",
             chunks=chunks != 1,
         )
-        mesh, layout, weight_update, overlap = plan.mesh, plan.layout, plan.weight_update, plan.overlap
-        attention_kernel, unroll, steps, chunks = plan.attention_kernel, plan.unroll, plan.steps, plan.chunks
         machine = machine or plan.machine
-    if mesh is None:
+    elif mesh is None:
         raise LayoutError(
             "md.compile needs a mesh, or a plan\n"
             "  for example md.compile(f, 'rows:2 cols:4', 'batch:rows'), or md.compile(f, plan=plan)"
         )
-    updates = weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update)
-    windows = overlap if isinstance(overlap, Overlap) else Overlap(overlap)
-    cost_machine = _cost_machine(machine, updates, windows, check_steps(steps))
-    mesh = Mesh(mesh)
-    layout = layout if isinstance(layout, Layout) else Layout(layout)
-    if updates.group is not None:
-        group_of(mesh, updates.group)
-    fixed = static_names(f, static)
-    options = Options(
-        updates,
-        unroll,
-        windows,
-        cost_machine,
-        check_kernel(attention_kernel),
-        steps=steps,
-        chunks=check_chunks(chunks),
-        strict=strict,
-        memory_limit=check_limit(memory_limit, step, unplanned, strict),
-    )
+    else:
+        plan = Plan(
+            mesh,
+            layout,
+            weight_update,
+            microbatches=microbatches,
+            overlap=overlap,
+            attention_kernel=attention_kernel,
+            unroll=bool(unroll),
+            steps=steps,
+            chunks=chunks,
+        )
+    step = planned(f, plan, strict)
+    cost_machine = _cost_machine(machine, plan)
+    if plan.weight_update.group is not None:
+        group_of(plan.mesh, plan.weight_update.group)
+    fixed = static_names(step, static)
+    options = options_of(plan, cost_machine, strict, check_limit(memory_limit, plan, f, strict))
     donated = (donate,) if isinstance(donate, int) else donate
-    compiled = Compiled(f, mesh, layout, donated, options, fixed)
-    compiled.step, compiled.unplanned = step, unplanned
-    return compiled
+    return Compiled(step, plan.mesh, plan.layout, donated, options, fixed, plan, f)
 
 
-def _cost_machine(
-    machine: Machine | str | os.PathLike[str] | None, updates: WeightUpdate, windows: Overlap, steps: str
-) -> Machine | None:
+def _cost_machine(machine: Machine | str | os.PathLike[str] | None, plan: Plan) -> Machine | None:
     """The machine by whose cost options are chosen; None if nothing is left to choose."""
-    if machine is None and steps == "always":
+    if machine is None and plan.steps == "always":
         raise LayoutError(
             "steps='always' needs a machine, whose file says which mesh axes are slow\n"
             "  give it, for example machine='h100', or leave steps out"
         )
-    if machine is None and updates.mode != "auto" and windows.mode == "none":
+    if machine is None and not plan.needs_machine:
         return None
     return machine if isinstance(machine, Machine) else machine_named(machine or "tpu-v5e")
 

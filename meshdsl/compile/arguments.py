@@ -65,19 +65,30 @@ def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[An
         _check_hash(name, value)
     moving = [i for i, name in enumerate(names) if name not in static]
     keywords = [name for name in bound.kwargs if name not in static]
-    whole = dict(bound.kwargs)
+    labels = [names[i] if i < spread else f"{names[i]}_{i - spread}" for i in moving] + keywords
+    call = _of_others(function, bound, moving, keywords, labels)
+    key = (tuple((name, exact(value)) for name, value in fixed.items()), tuple(labels))
+    values = (*(bound.args[i] for i in moving), *(bound.kwargs[name] for name in keywords))
+    return Bound(key, call, values, (*moving, *(None for _ in keywords)))
+
+
+def _of_others(
+    function: Callable[..., Any],
+    bound: inspect.BoundArguments,
+    moving: Sequence[int],
+    keywords: Sequence[str],
+    labels: Sequence[str],
+) -> Callable[..., Any]:
+    """The function of these positional arguments and keywords of a call, all by position; the others are fixed."""
 
     def call(*values: Any) -> Any:
-        positional, named = list(bound.args), dict(whole)
+        positional, named = list(bound.args), dict(bound.kwargs)
         for i, value in zip(moving, values, strict=False):
             positional[i] = value
         named.update(zip(keywords, values[len(moving) :], strict=True))
         return function(*positional, **named)
 
     call.__name__ = getattr(function, "__name__", "call")
-    labels = [names[i] if i < spread else f"{names[i]}_{i - spread}" for i in moving] + keywords
     parameter = inspect.Parameter
     call.__signature__ = inspect.Signature([parameter(label, parameter.POSITIONAL_OR_KEYWORD) for label in labels])  # pyright: ignore[reportFunctionMemberAccess]
-    key = (tuple((name, exact(value)) for name, value in fixed.items()), tuple(labels))
-    values = (*(bound.args[i] for i in moving), *(bound.kwargs[name] for name in keywords))
-    return Bound(key, call, values, (*moving, *(None for _ in keywords)))
+    return call

@@ -104,6 +104,8 @@ class Compiled:
         donate: Sequence[int],
         options: Options,
         static: frozenset[str] = frozenset(),
+        step: Plan | None = None,
+        unplanned: Callable[..., Any] | None = None,
     ):
         self.options = options
         self.function = function
@@ -114,8 +116,8 @@ class Compiled:
         self._by_arguments: dict[Any, Compiled] = {}  # for static and keyword arguments: functions of the others
         self._last: Compiled = self  # that of `_by_arguments` that was used last
         self._array_functions: dict[Stages, Callable[..., Any]] = {}
-        self.step = Plan()  # its knobs of the step are those of `function`
-        self.unplanned = function  # without knobs of the step
+        self.step = step or Plan()  # its knobs of the step are those of `function`
+        self.unplanned = unplanned or function  # without knobs of the step
         self._recent: Stages | None = None  # of the last call
         self._stages: dict[Any, Stages] = {}
         self._traced: dict[Any, Traced] = {}  # shared with the functions that `under` returns
@@ -240,16 +242,7 @@ class Compiled:
         >>> compiled.plan == md.Plan("rows:4", "batch:rows")
         True
         """
-        plan = self.step.replace(
-            mesh=self.mesh,
-            layout=self.layout,
-            weight_update=self.options.weight_update,
-            overlap=self.options.overlap,
-            attention_kernel=self.options.attention_kernel,
-            unroll=self.options.unroll,
-            steps=self.options.steps,
-            chunks=self.options.chunks,
-        )
+        plan = self.step.replace(mesh=self.mesh, layout=self.layout)
         machine = self.options.machine
         return plan if machine is None or not plan.may_use_machine else plan.replace(machine=machine_text(machine))
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from ..errors import LayoutError, nearest
 from ..layouts import Layout, Mesh
-from ..overlap.values import NO_OVERLAP, STEPS, Overlap
+from ..overlap.values import NO_OVERLAP, Overlap
 from ..targets import FUSED
 from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
 RECOMPUTATIONS = ("none", "collectives", "products", "full")  # of which a memory limit chooses
+KERNELS = ("auto", "blockwise", *FUSED)  # of attention
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
 
 
@@ -38,33 +39,13 @@ def check_remat(remat: Any) -> str:
     return remat
 
 
-def _show_remat(remat: str) -> str:
-    return "as in the model" if remat == "model" else remat
-
-
-def check_microbatches(count: Any) -> int:
-    return _count("microbatches", count, "a step divides its batch into 1 part or more")
-
-
-def check_chunks(count: Any) -> int:
-    return _count("chunks", count, "a pipeline stage has 1 block of layers or more")
-
-
-def _count(name: str, count: Any, why: str) -> int:
+def check_count(name: str, count: Any, why: str) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise LayoutError(f"{name}={count!r}: {why}")
     return count
 
 
-def check_kernel(name: Any) -> str:
-    return _one_of("attention_kernel", name, ("auto", "blockwise", *FUSED))
-
-
-def check_steps(steps: Any) -> str:
-    return _one_of("steps", steps, STEPS)
-
-
-def _one_of(name: str, value: Any, known: Collection[str]) -> str:
+def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     if value not in known:
         raise LayoutError(f"{name}={value!r} is not available; there are: {', '.join(map(repr, known))}")
     return value
@@ -189,7 +170,8 @@ KNOBS = (
     Knob("layout", "layout", Layout(""), _show_layout, _write_layout, _read_layout),
     Knob("weight_update", "weight update", WeightUpdate(), _show_options, _write_options,
          _read_options("weight_update", WeightUpdate)),
-    Knob("remat", "remat", "model", _show_remat, str, lambda x: _text("remat", x), of_step=True),
+    Knob("remat", "remat", "model", lambda x: "as in the model" if x == "model" else x, str,
+         lambda x: _text("remat", x), of_step=True),
     Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
     Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
     Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),

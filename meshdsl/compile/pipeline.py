@@ -38,6 +38,7 @@ from ..targets import FUSED, Target, target_named
 from ..targets.attention import with_kernels
 from ..updates.groups import RefinedMesh
 from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
+from .plan import Plan
 
 REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
 
@@ -57,6 +58,21 @@ class Options:
     donated: tuple[int, ...] = ()  # inputs of the program whose memory its results may reuse
     strict: bool = True  # an option without effect is an error; otherwise a warning
     memory_limit: float | None = None  # bytes on each device, for which a rematerialisation is chosen
+
+
+def options_of(plan: Plan, machine: Machine | None, strict: bool, memory_limit: float | None) -> Options:
+    """The options that a plan sets, and these."""
+    return Options(
+        plan.weight_update,
+        plan.unroll,
+        plan.overlap,
+        machine,
+        plan.attention_kernel,
+        steps=plan.steps,
+        chunks=plan.chunks,
+        strict=strict,
+        memory_limit=memory_limit,
+    )
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
 from ..errors.no_effect import NoEffectError, no_effect, reported, warn_dropped
 from ..layouts import Layout, Mesh, MeshLike
-from ..overlap.values import NO_OVERLAP, Overlap
+from ..overlap.values import NO_OVERLAP, STEPS, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KNOBS, check_chunks, check_kernel, check_microbatches, check_remat, check_steps, check_unroll, toml
+from .knobs import KERNELS, KNOBS, check_choice, check_count, check_remat, check_unroll, toml
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -89,13 +89,13 @@ class Plan:
             "layout": layout if isinstance(layout, Layout) else Layout(layout),
             "weight_update": weight_update if isinstance(weight_update, WeightUpdate) else WeightUpdate(weight_update),
             "remat": check_remat(remat),
-            "microbatches": check_microbatches(microbatches),
+            "microbatches": check_count("microbatches", microbatches, "a step divides its batch into 1 part or more"),
             "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
-            "attention_kernel": check_kernel(attention_kernel),
+            "attention_kernel": check_choice("attention_kernel", attention_kernel, KERNELS),
             "unroll": check_unroll(unroll),
-            "steps": check_steps(steps),
+            "steps": check_choice("steps", steps, STEPS),
             "machine": machine,
-            "chunks": check_chunks(chunks),
+            "chunks": check_count("chunks", chunks, "a pipeline stage has 1 block of layers or more"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

@@ -7,7 +7,8 @@ place, and the recurrence is an associative scan of affine maps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..dims import Dim
@@ -83,24 +84,28 @@ def _recurrence(matrix: Entries, cts: dict[int, Tensor], dim: Dim, reverse: bool
     elements = [_first(x, dim) for x in elements]
 
     def then(*ins: Tensor) -> list[Tensor]:
-        n = len(ins) // 2
-        acc, new = (dict(zip([*entries, *rows], part, strict=True)) for part in (ins[:n], ins[n:]))
-
-        def product(k: int, column: int | None, start: Tensor | None) -> Tensor:
-            """Row k of the new matrix times a column, or times the vector if there is none."""
-            for j in rows:
-                other = j if column is None else (j, column)
-                if (k, j) in new and other in acc:
-                    term = cast(new[k, j] * acc[other], new[k, j].dtype)
-                    start = term if start is None else add(start, term)
-            return zeros_like(new[k]) if start is None else start
-
-        return [*(product(k, column, None) for k, column in entries), *(product(k, None, new[k]) for k in rows)]
+        n, m = len(ins) // 2, len(entries)
+        (first, held), (second, ct) = (
+            (dict(zip(entries, part[:m], strict=True)), dict(zip(rows, part[m:], strict=True)))
+            for part in (ins[:n], ins[n:])
+        )
+        products: list[Tensor] = []
+        for k, c in entries:
+            column = {j: x for (j, other), x in first.items() if other == c}
+            terms = _terms(second, k, column)
+            start = next(terms, None)
+            products.append(zeros_like(ct[k]) if start is None else functools.reduce(add, terms, start))
+        return [*products, *(functools.reduce(add, _terms(second, k, held), ct[k]) for k in rows)]
 
     free = frozenset(d.name for x in elements for d in x.dims if d != dim)
     maps = Combine(then, "affine", free, True, 2 * len(elements))
     states = run(maps, elements, dim, reverse)
     return dict(zip(rows, states[len(entries) :], strict=True))
+
+
+def _terms(matrix: Entries, k: int, vector: Mapping[int, Tensor]) -> Iterator[Tensor]:
+    """The terms of row k of a matrix times a vector, whose other entries are zero."""
+    return (cast(x * vector[j], x.dtype) for (row, j), x in matrix.items() if row == k and j in vector)
 
 
 def _closed(pairs: set[tuple[int, int]]) -> set[tuple[int, int]]:

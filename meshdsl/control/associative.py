@@ -170,7 +170,8 @@ def _join_kernel(
     n = len(ins) // 2
     rows, shapes = _rows(c, ins[:n], dim)
     summaries = [c.xp.moveaxis(x, b.position(parts), 0) for x, b in zip(ins[n:], c.ins[n:], strict=True)]
-    summaries = [trimmed_like(x, row) for x, row in zip(summaries, rows, strict=True)]
+    # without padding of unsplit dims, as the rows
+    summaries = [x[(slice(None), *map(slice, row.shape[1:]))] for x, row in zip(summaries, rows, strict=True)]
     size, me = c.ins[0].size(dim), c.index(axes)
     filled = np.arange(parts.size) * size < dim.size
     running = _scan_arrays(
@@ -183,11 +184,6 @@ def _join_kernel(
     before = [c.xp.broadcast_to(x, row.shape) for x, row in zip(before, rows, strict=True)]
     joined = f.run(c.xp, dim.name, shapes, before, rows) if size else rows
     return _back(c, [c.xp.where(inside, y, row) for y, row in zip(joined, rows, strict=True)], dim)
-
-
-def trimmed_like(x: Any, row: Any) -> Any:
-    """Without padding of unsplit dims, as the rows."""
-    return x[(slice(None), *(slice(0, n) for n in row.shape[1:]))]
 
 
 def _join_rule(*ins: Type, f: Combine, dim: Dim, parts: Dim, reverse: bool, axes: tuple[str, ...]) -> Labels:

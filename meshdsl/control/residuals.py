@@ -10,7 +10,7 @@ a minimum cut: a value is cut before its equation (store it) or behind it (pay f
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..ir import Eqn, Fuses, Graph, Op, Var, dce, operations
 from ..ir.min_cut import FlowGraph
@@ -76,10 +76,23 @@ def choose(
     cost nothing to compute again, because they are equal in every trip.
     """
     makers = {v: eqn for eqn in eqns for v in eqn.outs}
-    source, sink, graph = object(), object(), FlowGraph()
-    pending = [v for v in used if v not in free]
+    graph, nodes = _flow(makers, [v for v in used if v not in free], free, constant)
+    cheaper = nodes - graph.sink_side(_SOURCE, _SINK)
+    needed = {v for v in cheaper if isinstance(v, Var)}
+    remade = {v for v in needed if makers.get(v) in cheaper}
+    return needed - remade, remade
+
+
+_SOURCE, _SINK = object(), object()
+
+
+def _flow(
+    makers: Mapping[Var, Eqn], used: Sequence[Var], free: Collection[Var], constant: Collection[Var]
+) -> tuple[FlowGraph, set[Var | Eqn]]:
+    """The graph to cut, and its nodes: the values that may be stored, and the equations that may compute them again."""
+    graph, pending = FlowGraph(), list(used)
     for v in pending:
-        graph.add(source, v)
+        graph.add(_SOURCE, v)
     seen: set[Var | Eqn] = set()
     while pending:
         v = pending.pop()
@@ -89,20 +102,17 @@ def choose(
         eqn = makers.get(v)
         cost = None if eqn is None else 0 if v in constant else again(eqn)
         if eqn is None or cost is None:
-            graph.add(v, sink, stored(v))
+            graph.add(v, _SINK, stored(v))
             continue
         graph.add(v, eqn, stored(v))
         if eqn not in seen:
             seen.add(eqn)
-            graph.add(eqn, sink, cost)
+            graph.add(eqn, _SINK, cost)
             operands = [x for x in eqn.ins if x not in free]
             pending += operands
             for x in operands:
                 graph.add(eqn, x)
-    cheaper = seen - graph.sink_side(source, sink)
-    needed = {v for v in cheaper if isinstance(v, Var)}
-    remade = {v for v in needed if makers.get(v) in cheaper}
-    return needed - remade, remade
+    return graph, seen
 
 
 def stored(v: Var) -> int:

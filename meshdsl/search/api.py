@@ -120,8 +120,8 @@ def search(
     searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
     searched += ["steps"]  # where the machine decides, "auto" is a choice of the search
     first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
-    variants = Variants(compiled, args, _title(f, compiled), on, first)
-    run = PlanSearch(variants, tried, request, turns, getattr(f, "layouts", {}), start)
+    variants = Variants(compiled, args, _title(f, compiled), request, first)
+    run = PlanSearch(variants, tried, turns, getattr(f, "layouts", {}), start)
     run.until_done()
     return plan_result(run)
 

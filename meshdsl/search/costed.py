@@ -11,7 +11,6 @@ from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
 from ..lowering import Program
 from .evaluate import Entry, evaluate
-from .request import SearchRequest
 from .variants import Variants
 
 SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
@@ -28,15 +27,10 @@ class Costed:
     Patience is processor time, so that other programs on the machine do not change the result.
     """
 
-    def __init__(
-        self,
-        variants: Variants,
-        request: SearchRequest,
-        partitioned: Callable[[Plan], Program | None] = lambda plan: None,
-    ):
-        self.started = time.perf_counter() if request.started is None else request.started
+    def __init__(self, variants: Variants, partitioned: Callable[[Plan], Program | None]):
+        self.variants, self.request = variants, variants.request
+        self.started = time.perf_counter() if self.request.started is None else self.request.started
         self.begun = time.process_time()
-        self.variants, self.request = variants, request
         self.partitioned = partitioned  # the program of a plan, if it is lowered with those of other layouts
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
@@ -89,9 +83,8 @@ class Costed:
         if known in self.refused:
             return None
         if known not in self.entries:
-            problem, r = self.variants.problem(known), self.request
-            program = self.partitioned(known)
-            entry = evaluate(problem, known.mesh, known.layout, r.machine, r.limit, r.assignment, program)
+            problem = self.variants.problem(known)
+            entry = evaluate(problem, known.mesh, known.layout, self.partitioned(known))
             self.looked += 1
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()
@@ -106,22 +99,23 @@ class Costed:
 
     def score(self, entry: Entry) -> tuple[bool, float, int]:
         """Sort key, smallest best: plans that fit by the objective; plans that don't fit by their memory."""
-        amount = self._amount(entry) if entry.fits else entry.peak_bytes
+        amount = self.amount(entry) if entry.fits else entry.peak_bytes
         return not entry.fits, amount, len(entry.plan.to_dict()) + len(entry.layout.rules)
 
     def ranked(self) -> list[Entry]:
         """The best plans that fit, one per outcome: first the simplest of those within `SAME` of the fastest."""
         each: dict[tuple[float, ...], Entry] = {}
         for entry in sorted((e for e in self.entries.values() if e.fits), key=complexity):
-            each.setdefault((self._amount(entry), *entry.outcome), entry)
+            each.setdefault((self.amount(entry), *entry.outcome), entry)
         ranked = [each[outcome] for outcome in sorted(each)]
-        near = [entry for entry in ranked if self._amount(entry) <= SAME * self._amount(ranked[0])]
+        near = [entry for entry in ranked if self.amount(entry) <= SAME * self.amount(ranked[0])]
         near.sort(key=complexity)
         return [*near[:1], *(entry for entry in ranked if entry is not near[0])][: 1 + self.request.runners_up]
 
-    def _amount(self, entry: Entry) -> float:
+    def amount(self, entry: Entry) -> float:
+        """The objective of a plan."""
         return getattr(entry, self.request.objective)
 
     def least(self) -> float:
         """The objective of the best plan; infinite while none fits."""
-        return min((self._amount(e) for e in self.entries.values() if e.fits), default=math.inf)
+        return min((self.amount(e) for e in self.entries.values() if e.fits), default=math.inf)

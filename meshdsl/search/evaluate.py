@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,8 +25,8 @@ class SearchProblem:
     """A graph to search a layout for, the function that compiles and costs it, and its donated inputs."""
 
     graph: Graph
-    cost: Callable[..., Report]  # (mesh, layout, machine, limit, assignment, program if partitioned already);
-    # LayoutError for an illegal layout
+    cost: Callable[..., Report]  # (mesh, layout, program if partitioned already); LayoutError for an illegal layout
+    machine: Machine
     donated: tuple[int, ...] = ()
     title: str = ""
     results: tuple[str, ...] | None = None  # paths of the results
@@ -79,27 +80,15 @@ class Entry:
         }
 
 
-def evaluate(
-    problem: SearchProblem,
-    mesh: Mesh,
-    layout: Layout,
-    machine: Machine,
-    limit: float,
-    assignment: Assignment | None,
-    partitioned: Program | None = None,
-) -> Entry:
+def evaluate(problem: SearchProblem, mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Entry:
     """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal.
 
     `partitioned` is the result of partition, if it is known.
     """
-
-    def report() -> Report:
-        return problem.cost(mesh, layout, machine, limit, assignment)
-
-    r = problem.cost(mesh, layout, machine, limit, assignment, partitioned)
+    r = problem.cost(mesh, layout, partitioned)
     plan = problem.plan.replace(mesh=mesh, layout=layout, machine=problem.machine_of_plans)
-    energy = r.seconds * watts(machine, mesh)
-    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, energy, report)
+    energy, again = r.seconds * watts(problem.machine, mesh), functools.partial(problem.cost, mesh, layout)
+    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, energy, again)
 
 
 def check_objective(objective: str, machine: Machine) -> None:

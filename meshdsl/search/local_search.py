@@ -7,7 +7,6 @@ there. `costed` keeps the best plan.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from .evaluate import Entry
 from .knobs import Turn
 from .moves import divided, meshes_near, renamed
 from .plan_layouts import PlanLayouts
-from .plan_space import PlanSpace
 
 SAVED_BY_KNOBS = 0.25  # largest share of a step that knobs which save memory are expected to save in time
 REORDERED = 1.1  # other weight updates, by time over that of the best plan, whose overlap is tried
@@ -31,7 +29,8 @@ HIDDEN = 0.01  # least share of the step that an overlap plan must be able to hi
 class LocalSearch:
     """The moves from one plan to better ones, and what was tried already."""
 
-    def __init__(self, layouts: PlanLayouts, space: PlanSpace):
+    def __init__(self, layouts: PlanLayouts):
+        space = layouts.space
         self.layouts, self.costed, self.space = layouts, layouts.costed, space
         self.variants, self.objective, self.turns = space.variants, space.request.objective, space.turns
         self._fitted: set[tuple[float, ...]] = set()  # outcomes of plans
@@ -45,7 +44,7 @@ class LocalSearch:
         if best is None or best.outcome in self._fitted:
             return
         self._fitted.add(best.outcome)
-        if self._amount(best) * (1 - SAVED_BY_KNOBS) > self.costed.least():
+        if self.costed.amount(best) * (1 - SAVED_BY_KNOBS) > self.costed.least():
             return
         for turn in self.turns:
             for value in self.values(turn, best):
@@ -71,7 +70,7 @@ class LocalSearch:
                 self.traded,
                 self.layouts.near,
                 self.resized,
-                self.divided,
+                self.layouts.divided,
                 self.staged,
                 self.interleaved,
                 self.rare,
@@ -104,10 +103,6 @@ class LocalSearch:
     def resized(self, best: Entry) -> Iterator[Plan]:
         """The plan on meshes with a factor moved between axes, or with the axes in another order."""
         yield from filter(self.space.keeps_request, meshes_near(best.plan, self.space.meshes))
-
-    def divided(self, best: Entry) -> Iterator[Plan | None]:
-        """Layouts that use one part of a divided axis."""
-        yield from self.layouts.divided(best, self.space)
 
     def staged(self, best: Entry) -> Iterator[Plan | None]:
         """The plan with the layers of a loop in pipeline stages over an axis, or over a part of a divided one.
@@ -196,7 +191,7 @@ class LocalSearch:
                 entry = self.costed.look(plan)
                 yield None
                 for each in () if entry is None or entry.fits else self.values(more, entry):
-                    if entry is None or entry.fits or self._amount(entry) >= self._amount(best):
+                    if entry is None or entry.fits or self.costed.amount(entry) >= self.costed.amount(best):
                         break
                     entry = self.costed.look(plan.replace(**{more.knob: each}))
                     yield None
@@ -230,12 +225,12 @@ class LocalSearch:
 
     def _updated(self, best: Entry) -> list[Entry]:
         """The plan, and those costed that differ in the weight update alone and are little slower; best first."""
-        near = {best.outcome: best}
+        near, most = {best.outcome: best}, REORDERED * self.costed.amount(best)
         for turn in self.turns:
             for value in turn.candidates(best.plan) if turn.knob == "weight_update" else ():
                 plan = self.variants.canonical(best.plan.replace(weight_update=value))
                 entry = self.costed.entries.get(plan) if plan is not None else None
-                if entry is not None and entry.fits and self._amount(entry) < REORDERED * self._amount(best):
+                if entry is not None and entry.fits and self.costed.amount(entry) < most:
                     near.setdefault(entry.outcome, entry)
         return sorted(near.values(), key=self.costed.score)[:2]
 
@@ -278,6 +273,3 @@ class LocalSearch:
             return None
         same = (i for i, value in enumerate(values) if self.variants.canonical(plan.replace(remat=value)) == plan)
         return next(same, None)
-
-    def _amount(self, entry: Entry | None) -> float:
-        return math.inf if entry is None else getattr(entry, self.objective)

@@ -10,17 +10,15 @@ from ..compile.plan import Plan
 from ..cost.network import place
 from ..errors import LayoutError
 from ..errors.deadline import deadline
-from ..layouts import Mesh
+from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from .costed import Costed
 from .evaluate import Entry, SearchProblem, watts
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
-from .request import SearchRequest
 from .screen import Screen
 from .space import Row, Space
-from .variants import Variants
 
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
 LAYOUT_MOVES = 6  # layouts that are costed in a round
@@ -63,9 +61,10 @@ class Candidates:
 class PlanLayouts:
     """The layouts of each mesh for a plan's knobs; `costed` has the cost of all plans."""
 
-    def __init__(self, variants: Variants, request: SearchRequest, hints: Mapping[str, tuple[str, str]]):
-        self.variants, self.request, self.hints = variants, request, hints
-        self.costed = Costed(variants, request, self.partitioned)
+    def __init__(self, space: PlanSpace, hints: Mapping[str, tuple[str, str]]):
+        self.space, self.hints = space, hints
+        self.variants, self.request = space.variants, space.request
+        self.costed = Costed(self.variants, self.partitioned)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
@@ -134,9 +133,10 @@ class PlanLayouts:
         """
         yield from self._best_of(best, [(best.plan, ())])
 
-    def divided(self, best: Entry, every: PlanSpace) -> Iterator[Plan | None]:
+    def divided(self, best: Entry) -> Iterator[Plan | None]:
         """The same on meshes that divide an axis, for layouts that use one of its parts alone."""
-        plans = [(plan, parts) for plan, parts in divided(best.plan, every.meshes) if every.keeps_request(plan)]
+        meshes = self.space.meshes
+        plans = [(plan, parts) for plan, parts in divided(best.plan, meshes) if self.space.keeps_request(plan)]
         yield from self._best_of(best, plans)
 
     def rows_of_fastest(self, group: Candidates, mesh: Mesh) -> Iterator[Row]:
@@ -148,7 +148,7 @@ class PlanLayouts:
 
     def _best_of(self, best: Entry, plans: Sequence[tuple[Plan, Axes]]) -> Iterator[Plan | None]:
         """The best layouts near some plans; where two axes are given, those that give one of them alone to a dim."""
-        amounts: list[tuple[float, int, Plan]] = []
+        found: list[tuple[float, Plan]] = []
         for plan, parts in plans:
             known = self.variants.canonical(plan.replace(weight_update="replicated", overlap="none"))
             if known is None:
@@ -156,22 +156,25 @@ class PlanLayouts:
             group = self.group(known, plan.mesh)
             if not group.space.contains(plan.layout):
                 continue
-            row = group.space.row(plan.layout)
-            exact = group.timed and best.fits
-            now = group.amount(row) if exact else math.inf
-            times = {now}  # layouts that take equal time have equal programs
-            for near in rows_near(group.space, row):
-                layout = group.space.layout(near)
-                if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
-                    continue
-                with deadline(self.costed.time_left()):
-                    amount = group.amount(near) if exact else group.stored(near)
-                if amount < SLOWER * now and not (exact and amount in times):
-                    amounts.append((amount, len(amounts), plan.replace(layout=layout)))
-                    times.add(amount)
+            for layout, amount in self._near(group, group.space.row(plan.layout), parts, group.timed and best.fits):
+                if amount < math.inf:
+                    found.append((amount, plan.replace(layout=layout)))
                 yield None
-        for _, _, near in sorted(amounts)[:LAYOUT_MOVES]:
-            yield near
+        found.sort(key=lambda pair: pair[0])
+        yield from (near for _, near in found[:LAYOUT_MOVES])
+
+    def _near(self, group: Candidates, row: Row, parts: Axes, exact: bool) -> Iterator[tuple[Layout, float]]:
+        """The layouts near a row with their objective, or stored bytes unless `exact`; infinite if they cannot help."""
+        now = group.amount(row) if exact else math.inf
+        times = {now}  # layouts that take equal time have equal programs
+        for near in rows_near(group.space, row):
+            layout = group.space.layout(near)
+            if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
+                continue
+            with deadline(self.costed.time_left()):
+                amount = group.amount(near) if exact else group.stored(near)
+            yield layout, math.inf if amount >= SLOWER * now or (exact and amount in times) else amount
+            times.add(amount)
 
     def group(self, knobs: Plan, mesh: Mesh) -> Candidates:
         """The candidates of a mesh for a plan's knobs, cached; only single layouts of it are looked at."""

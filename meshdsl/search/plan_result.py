@@ -5,15 +5,15 @@ The texts of search results: of layouts, and of whole plans.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from ..compile.knobs import KNOBS
 from ..cost.report.layout_edits import LayoutEdit, edits_text, layout_edits
-from ..cost.report.report import Report
 from ..cost.report.tables import table
 from ..cost.report.tradeoff import pareto
 from ..errors.units import number, seconds, show_bytes
-from ..layouts import Layout, Mesh
+from ..layouts import Mesh
 from .evaluate import Entry
 from .knobs import title
 from .plans import PlanSearch
@@ -51,11 +51,7 @@ def _edits(run: PlanSearch, best: Entry) -> tuple[LayoutEdit, ...]:
     """The best layout with one dim changed, for each dim; none in a search of plans, whose knobs count for more."""
     if run.turns:
         return ()
-    problem, r = run.variants.problem(best.plan), run.request
-
-    def recost(layout: Layout) -> Report:
-        return problem.cost(best.mesh, layout, r.machine, r.limit, r.assignment)
-
+    recost = functools.partial(run.variants.problem(best.plan).cost, best.mesh)
     return tuple(layout_edits(best.report, recost, run.layouts.group(best.plan, best.mesh).space.dims))
 
 

@@ -15,15 +15,15 @@ from ..pipelines import bubble
 from .evaluate import watts
 from .floor import floor, kernels
 from .knobs import Turn
-from .request import ROUNDING, SearchRequest
+from .request import ROUNDING
 from .variants import Variants
 
 
 class PlanSpace:
     """The plans over some meshes and knobs."""
 
-    def __init__(self, variants: Variants, meshes: Sequence[Mesh], request: SearchRequest, turns: Sequence[Turn]):
-        self.variants, self.meshes, self.request, self.turns = variants, list(meshes), request, turns
+    def __init__(self, variants: Variants, meshes: Sequence[Mesh], turns: Sequence[Turn]):
+        self.variants, self.meshes, self.request, self.turns = variants, list(meshes), variants.request, turns
 
     def combinations(self) -> Iterator[Plan]:
         """Every combination of mesh and knobs."""

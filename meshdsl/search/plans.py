@@ -25,7 +25,7 @@ from .knobs import Turn
 from .local_search import LocalSearch
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
-from .request import EVERY, SearchRequest
+from .request import EVERY
 from .result import Counts, SearchProgress
 from .variants import Variants
 
@@ -45,17 +45,16 @@ class PlanSearch:
         self,
         variants: Variants,
         meshes: Sequence[Mesh],
-        request: SearchRequest,
         turns: Sequence[Turn],
         hints: Mapping[str, tuple[str, str]],
         start: Plan | None = None,
     ):
-        check_objective(request.objective, request.machine)
-        self.layouts = PlanLayouts(variants, request, hints)
-        self.space = PlanSpace(variants, meshes, request, turns)
+        self.variants, self.request, self.turns = variants, variants.request, turns
+        check_objective(self.request.objective, self.request.machine)
+        self.space = PlanSpace(variants, meshes, turns)
+        self.layouts = PlanLayouts(self.space, hints)
         self.costed = self.layouts.costed
-        self.local = LocalSearch(self.layouts, self.space)
-        self.variants, self.request, self.turns = variants, request, turns
+        self.local = LocalSearch(self.layouts)
         self.meshes, self.start = list(meshes), start
         self.complete = False  # every plan is costed
         self.stopped = ""

@@ -8,16 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..compile import Compiled
+from ..compile.pipeline import options_of
 from ..compile.plan import Plan, machine_text, planned
 from ..compile.signature import Stages
-from ..cost.machine import Machine
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
-from .evaluate import Assignment, SearchProblem
+from .evaluate import SearchProblem
+from .request import SearchRequest
 
 
 class Variants:
@@ -32,10 +33,11 @@ class Variants:
         compiled: Compiled,
         args: Sequence[Any],
         title: str,
-        machine: Machine,
+        request: SearchRequest,
         first: Mapping[str, Any] | None = None,
     ):
-        self.compiled, self.args, self.title, self.machine = compiled, args, title, machine
+        self.compiled, self.args, self.title = compiled, args, title
+        self.request, self.machine = request, request.machine
         own = compiled.plan.replace(mesh="", layout="")
         self.base = own.replace(**(first or {}))  # where the search starts
         self.priced = "steps" in (first or {})  # the search's machine decides on steps in plans with "auto"
@@ -75,11 +77,11 @@ class Variants:
     def _step(self, remat: str, microbatches: int) -> Compiled:
         if (remat, microbatches) not in self._steps:
             base = self.compiled
-            f = planned(base.unplanned, Plan(remat=remat, microbatches=microbatches))
-            compiled = Compiled(f, Mesh(""), Layout(""), base.donate, base.options, base.static)
-            compiled.unplanned = base.unplanned
-            compiled.step = Plan(remat=remat, microbatches=microbatches)
-            self._steps[remat, microbatches] = compiled
+            plan = Plan(remat=remat, microbatches=microbatches)
+            f = planned(base.unplanned, plan)
+            self._steps[remat, microbatches] = Compiled(
+                f, Mesh(""), Layout(""), base.donate, base.options, base.static, plan, base.unplanned
+            )
         return self._steps[remat, microbatches]
 
     def _problem(self, knobs: Plan) -> SearchProblem:
@@ -87,44 +89,25 @@ class Variants:
         options = compiled.options
         priced = self.priced and knobs.steps == "auto"
         machine = self.machine if knobs.needs_machine else options.machine
-        compiled.options = dataclasses.replace(
-            options,
-            weight_update=knobs.weight_update,
-            overlap=knobs.overlap,
-            steps=knobs.steps,
-            chunks=knobs.chunks,
-            machine=machine,
-        )
+        compiled.options = options_of(knobs, machine, options.strict, options.memory_limit)
         stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(self.args)
         if priced:  # on a mesh; on one device, no axis is slow
             compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
+        options, request = compiled.options, self.request
+
+        def cost(mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Report:
+            under = compiled.under(mesh, layout)
+            under._for(self.args)[0].partitioned = partitioned
+            report = under.cost(*self.args, machine=request.machine, limit=request.limit, assignment=request.assignment)
+            return dataclasses.replace(report, title=self.title)
+
+        plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
+        plain = plain and not options.weight_update.bucket_bytes
+        plain = plain and (options.machine is None or options.steps == "flat")
         name = machine_text(self.machine) if knobs.needs_machine or priced else None
-        return problem_of(compiled, stages, self.args, self.title, knobs, name)
-
-
-def problem_of(
-    compiled: Compiled, stages: Stages, args: Sequence[Any], title: str, plan: Plan, machine: str | None
-) -> SearchProblem:
-    """The problem of a function with its options: the graph, and the cost of its program under a layout."""
-    options = compiled.options
-
-    def cost(
-        mesh: Mesh,
-        layout: Layout,
-        machine: Machine,
-        limit: float,
-        assignment: Assignment | None,
-        partitioned: Program | None = None,
-    ) -> Report:
-        under = compiled.under(mesh, layout)
-        under._for(args)[0].partitioned = partitioned
-        report = under.cost(*args, machine=machine, limit=limit, assignment=assignment)
-        return dataclasses.replace(report, title=title)
-
-    plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
-    plain = plain and not options.weight_update.bucket_bytes
-    plain = plain and (options.machine is None or options.steps == "flat")
-    return SearchProblem(stages.graph, cost, stages.donated, title, _paths(stages), plain, plan, machine)
+        return SearchProblem(
+            stages.graph, cost, self.machine, stages.donated, self.title, _paths(stages), plain, knobs, name
+        )
 
 
 def _paths(stages: Stages) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
             traceback.print_exc()
         known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
         print(f"{of_error(type(known).__name__)}: {_message(known, entry)}", file=sys.stderr)
-        return _exit_code(known)
+        return getattr(known, "exit_code", ILLEGAL_LAYOUT if isinstance(known, LayoutError) else FAILURE)
 
 
 def _warn_once() -> Callable[[str], object]:
@@ -141,10 +141,6 @@ def _message(error: MeshdslError, entry: Where) -> str:
     """The text of the error, without the last line if that only names the caller of `main`."""
     lines = printable(str(error)).split("\n")
     return "\n".join(lines[:-1] if error.where == entry else lines)
-
-
-def _exit_code(error: MeshdslError) -> int:
-    return getattr(error, "exit_code", ILLEGAL_LAYOUT if isinstance(error, LayoutError) else FAILURE)
 
 
 def _explained(error: BaseException, workload: str | None) -> MeshdslError:

@@ -58,6 +58,7 @@ def train(
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
     key_parameter = _key(workload)
+    needs_key = key_parameter is not None and key_parameter.default is key_parameter.empty
     mesh, layout = plan.mesh, plan.layout
     run, types = stages(workload, plan, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
@@ -91,7 +92,7 @@ def train(
             run=run,
             evaluate_step=md.compile(workload.eval_step(), mesh, layout),
             keys=_Keys(key) if key_parameter else None,
-            eval_key=(key,) if _needs_key(key_parameter) else (),  # an optional key is not passed: no dropout
+            eval_key=(key,) if needs_key else (),  # an optional key is not passed: no dropout
             eval_every=eval_every,
             eval_batches=eval_batches,
             keep=keep,
@@ -289,10 +290,6 @@ def _initialise(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md
         return dict(zip(("params", "state"), workload.init(key), strict=True))  # the same paths as in the step
 
     return md.compile(init, mesh, layout)(key)
-
-
-def _needs_key(parameter: inspect.Parameter | None) -> bool:
-    return parameter is not None and parameter.default is parameter.empty
 
 
 def _key(workload: md.Workload) -> inspect.Parameter | None:

@@ -21,6 +21,7 @@ import pytest
 import meshdsl as md
 from meshdsl.models import deepseek, gemma2, gemma3, gpt2, llama, mamba, mixtral, qwen3, resnet_bn, t5, vit
 from meshdsl.models.rotary import Rotary
+from meshdsl.train.checkpoint.grid import Box
 from meshdsl.train.weights.files import header_of, open_directory
 from meshdsl.train.weights.load import read_params, rules_of
 from meshdsl.train.weights.table import rule_of
@@ -313,12 +314,12 @@ def test_lists_and_offsets_of_a_table():
     assert hub.sizes("text") == (1,) and not hub.complete
     assert hub.problems[0] == "widths is [4, 0], and must be a list of positive integers"
     rule = rule_of("w", ("a.{layer+2}.b.{expert}", "io"), md.dims("layer:2 expert:2 io:3"))
-    assert [named.name for named in rule.names()] == ["a.2.b.0", "a.2.b.1", "a.3.b.0", "a.3.b.1"]
+    assert rule.names() == ["a.2.b.0", "a.2.b.1", "a.3.b.0", "a.3.b.1"]
 
 
 def test_one_index_of_two_dims_of_a_table():
     rule = rule_of("w", ("a.{node expert}", "io"), md.dims("node:2 expert:3 io:2"))
-    assert [named.name for named in rule.names((1, 1, 0), (1, 2, 2))] == ["a.4", "a.5"]
+    assert [name for name, _, _ in rule.parts(Box((1, 1, 0), (1, 2, 2)))] == ["a.4", "a.5"]
 
 
 def test_deepseek_by_node_keeps_the_node_limit_of_the_file():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
 from collections import Counter
@@ -24,6 +23,7 @@ from meshdsl.search.api import _compiled
 from meshdsl.search.evaluate import evaluate
 from meshdsl.search.floor import floor, kernels
 from meshdsl.search.plan_layouts import Candidates
+from meshdsl.search.request import SearchRequest
 from meshdsl.search.screen import ILLEGAL, Screen
 from meshdsl.search.space import space
 from meshdsl.search.variants import Variants
@@ -71,7 +71,7 @@ def candidates_of(f: Any, args: Sequence[Any], mesh: str, machine: str, objectiv
     """The layouts of a function on a mesh."""
     compiled, args = _compiled(f, tuple(args), ())
     on, grid = md.machine(machine), md.Mesh(mesh)
-    variants = Variants(compiled, args, "", on)
+    variants = Variants(compiled, args, "", SearchRequest(on))
     problem = variants.problem(variants.base)
     screen = Screen(problem.graph, grid, on, place(on.network, grid), problem.results, problem.plain)
     return Candidates(problem, space(problem.graph, grid), screen, objective)
@@ -91,7 +91,7 @@ def violations(
             continue
         rules, screen = candidates.space.layout(row), candidates.screen
         try:
-            entry = evaluate(candidates.problem, grid, rules, on, math.inf, None)
+            entry = evaluate(candidates.problem, grid, rules)
         except md.LayoutError:
             assert not screen.usable or screen.amount(rules, "seconds") == ILLEGAL, rules
             counts["illegal"] += 1
@@ -112,7 +112,7 @@ def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Ma
     Returns the number of bounds checked.
     """
     rng, grid, checked = random.Random(seed), md.Mesh(mesh), 0
-    variants = Variants(compiled, args, "", on)
+    variants = Variants(compiled, args, "", SearchRequest(on))
     free = variants.canonical(variants.base.replace(remat="none")) if hasattr(f, "train_step") else None
     least = variants.problem(free or variants.base)
     for _ in range(6):
@@ -139,7 +139,7 @@ def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Ma
         if not candidates.allows(row):
             continue
         try:
-            entry = evaluate(problem, grid, candidates.layout(row), on, math.inf, None)
+            entry = evaluate(problem, grid, candidates.layout(row))
         except md.LayoutError:
             continue
         for each in (problem, least):  # the step that recomputes nothing has the least work of all

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import string
 import sys
 from collections.abc import Iterator
@@ -102,15 +103,10 @@ def _layouts(options: argparse.Namespace, workload: Any, layouts: list[str]) -> 
     if len(meshes) < len(layouts):
         meshes = (meshes or [None]) * len(layouts)
     seen: set[tuple[str, str | None]] = set()
-    for letter, layout, mesh in zip(_letters(), layouts, meshes, strict=False):
+    letters = (*string.ascii_uppercase, *map("".join, itertools.product(string.ascii_uppercase, repeat=2)))
+    for letter, layout, mesh in zip(letters, layouts, meshes, strict=False):
         if (layout, mesh) in seen:
             raise UsageError(f"the layout {layout!r} is given twice; give each layout once")
         seen.add((layout, mesh))
         is_named = layout in workload.layouts and layouts.count(layout) == 1
         yield layout if is_named else letter, plan_of(options, workload, layout, mesh, None)
-
-
-def _letters() -> Iterator[str]:
-    yield from string.ascii_uppercase
-    for letter in string.ascii_uppercase:
-        yield from (letter + second for second in string.ascii_uppercase)

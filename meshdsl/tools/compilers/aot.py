@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
 from ...errors import LayoutError
 from ...ir import Var, walk
 from ...lowering import Program
 from ...lowering.asynchrony import Start
-from ...lowering.emit import emit, partition_spec
+from ...lowering.emit import emit, shardings
 from ...targets.attention import with_kernels
 from ...targets.tpu import TPU
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
@@ -164,16 +163,13 @@ def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
 
 def _exported(program: Program) -> bytearray:
     mesh = program.mesh.abstract()
-    ins, outs = (
-        [NamedSharding(mesh, partition_spec(v.dims, v.sharding)) for v in vs] for vs in (program.ins, program.outs)
-    )
     shapes = [
         jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
-        for v, sharding in zip(program.ins, ins, strict=True)
+        for v, sharding in zip(program.ins, shardings(program.ins, mesh), strict=True)
     ]
     # no compatibility guarantee needed: the same JAX version reads it at once
     unchecked = [jax.export.DisabledSafetyCheck.custom_call("ragged_all_to_all")]
-    function = jax.jit(emit(program, mesh, TPU.emission), out_shardings=outs)
+    function = jax.jit(emit(program, mesh, TPU.emission), out_shardings=shardings(program.outs, mesh))
     return jax.export.export(function, platforms=["tpu"], disabled_checks=unchecked)(*shapes).serialize()
 
 

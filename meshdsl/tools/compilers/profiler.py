@@ -13,7 +13,7 @@ machine file (see `calibrate`). Elsewhere one device runs it, and seconds are wa
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -70,24 +70,26 @@ def _runnable(kernel: Kernel, program: Program) -> tuple[Program, tuple[Var, ...
     made_by = {v: eqn for eqn in order for v in eqn.outs}
     inside = {v for eqn in kernel.eqns for v in eqn.outs}
     eqns: list[Eqn] = []
-
-    def add_view(v: Var) -> bool:
-        """True if a value depends on one inside the kernel through views; adds these views."""
-        if v in inside:
-            return True
-        eqn = made_by.get(v)
-        if eqn is None or kind(eqn) is not Fuses.VIEW or eqn.operation.effects or not any(map(add_view, eqn.ins)):
-            return False
-        eqns.append(eqn)
-        inside.update(eqn.outs)
-        return True
-
     for eqn in sorted(kernel.eqns, key=order.__getitem__):
         for v in eqn.ins:
-            add_view(v)
+            _add_views(v, made_by, inside, eqns)
         eqns.append(eqn)
     reads = tuple(dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in inside))
     return program.replace(ins=reads, eqns=tuple(eqns), outs=kernel.writes), reads
+
+
+def _add_views(v: Var, made_by: Mapping[Var, Eqn], inside: set[Var], eqns: list[Eqn]) -> bool:
+    """True if a value depends on one inside a kernel through views; adds these views to the kernel's equations."""
+    if v in inside:
+        return True
+    eqn = made_by.get(v)
+    if eqn is None or kind(eqn) is not Fuses.VIEW or eqn.operation.effects:
+        return False
+    if not any(_add_views(x, made_by, inside, eqns) for x in eqn.ins):
+        return False
+    eqns.append(eqn)
+    inside.update(eqn.outs)
+    return True
 
 
 def _loop(program: Program, reads: Sequence[Var], rounds: int) -> Callable[[int], float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...cost.report.svg import element
 from ...errors.markup import axis_number
 from ...layouts import Mesh
+from ...lowering.permute import index_along
 from ...lowering.program import CollectiveRecord
 from .frames import Rect
 from .grid import Grid
@@ -80,14 +81,11 @@ class Devices:
 
     def _arrows(self, x: float, y: float, record: CollectiveRecord, pairs: list[tuple[int, int]], colour: int) -> str:
         """Sender to receiver for each pair whose two devices are drawn; pairs number the devices along the axes."""
-        axes = [axis for axis in self.mesh.axes if axis in record.axes]
+        axes = tuple(axis for axis in self.mesh.axes if axis in record.axes)
         by_group: dict[tuple[int, ...], dict[int, tuple[float, float]]] = {}
         for i, j, k, coords in self.grid.places():
             key = tuple(at for axis, at in coords.items() if axis not in axes)
-            number = 0
-            for axis in axes:
-                number = number * self.mesh.axes[axis] + coords[axis]
-            by_group.setdefault(key, {})[number] = self._at(x, y, i, j, k)
+            by_group.setdefault(key, {})[index_along(self.mesh, coords, axes)] = self._at(x, y, i, j, k)
         parts: list[str] = []
         for places in by_group.values():
             for sender, receiver in pairs:

@@ -149,7 +149,8 @@ class _Blocks:
         parts = [text(x, y - 5, f"device {self.grid.device(coords)}", cls="small soft")]
         parts += [frame.face(x, y, s).draw("empty outline") for s in reversed(range(frame.sheets)) if s != sheet]
         parts.append(frame.face(x, y, sheet).draw("empty outline"))
-        parts.append(part.draw(frame.tint(coords), self._range_text(coords)))
+        tip = f"device {self.grid.device(coords)}: {', '.join(self._lines(coords))}"
+        parts.append(part.draw(frame.tint(coords), tip))
         parts += [hatched(rect, "padding") for rect in frame.padding(x, y, part, sheet)]
         parts.append(part.draw("outline"))
         parts += [
@@ -177,9 +178,6 @@ class _Blocks:
             term = index_along(self.program.mesh, coords, partial) + 1
             lines.append(f"term {term} of {self.program.mesh.count(partial)}")
         return lines or ["all of it"]
-
-    def _range_text(self, coords: dict[str, int]) -> str:
-        return f"device {self.grid.device(coords)}: {', '.join(self._lines(coords))}"
 
     def _signs(self, x: float, y: float, row: int, col: int) -> Iterator[str]:
         """The signs between this block and its neighbours to the right and below."""

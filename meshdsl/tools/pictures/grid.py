@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from ...layouts import Mesh
+from ...lowering.permute import index_along
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,8 @@ class Grid:
 
     def places(self) -> Iterator[tuple[int, int, int, dict[str, int]]]:
         """Each drawn device: its plane, row and column in the picture, and its coordinates in the mesh."""
-        planes, rows, cols = self.drawn
-        for i, plane in enumerate(planes):
-            for j, row in enumerate(rows):
-                for k, col in enumerate(cols):
-                    yield i, j, k, self.coordinates(plane, row, col)
+        for (i, plane), (j, row), (k, col) in itertools.product(*map(enumerate, self.drawn)):
+            yield i, j, k, self.coordinates(plane, row, col)
 
     def coordinates(self, plane: int, row: int, col: int) -> dict[str, int]:
         """The coordinates of a device by axis."""
@@ -71,9 +70,7 @@ class Grid:
 
     def device(self, coords: Mapping[str, int]) -> int:
         """The id of a device: its row-major number, or what `device_order` says."""
-        number = 0
-        for axis, size in self.mesh.axes.items():
-            number = number * size + coords[axis]
+        number = index_along(self.mesh, dict(coords), tuple(self.mesh.axes))
         order = self.mesh.device_order
         return number if order is None else int(order[number])
 

@@ -15,7 +15,6 @@ from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program
 from ...lowering.asynchrony import Start
-from ...lowering.program import CollectiveRecord
 from .bands import Devices
 from .blocks import SIGNS
 from .frames import Frame, hatched
@@ -82,7 +81,7 @@ class _ProgramPicture:
         number = f"{len(records)} collective{'' if len(records) == 1 else 's'}"
         title = f"program on {self.program.mesh or 'one device'}: {number}"
         parts = [self._heading(number), self._mesh_label()]
-        y = 78.0 + self._label_height
+        y = 86.0 + self.devices.height
         for schedule in self.program.schedules:
             drawn, height = tick_table(schedule, 44, y, WIDTH - 64)
             parts.append(drawn)
@@ -116,10 +115,6 @@ class _ProgramPicture:
         for axis, size in self.program.mesh.axes.items():
             spans.append(element("tspan", f"{axis}:{size} ", cls=axis_class(self.program.mesh.axes, axis)))
         return element("text", *spans, x=20, y=30, cls="big") + text(WIDTH - 20, 30, number, anchor="end", cls="soft")
-
-    @property
-    def _label_height(self) -> float:
-        return self.devices.height + 8
 
     def _mesh_label(self) -> str:
         """The mesh once, with the names of its axes beside it, as the legend of the small ones."""
@@ -180,7 +175,7 @@ class _ProgramPicture:
         )
         parts.append(self._thumb(self.thumbs_x + 80, middle, after))
         start = "start of " if isinstance(step.eqn.op, Start) else ""
-        spans = [element("tspan", f"{start}{self._kind(record)} over ", cls="strong")]
+        spans = [element("tspan", f"{start}{str(record.op).partition(' over ')[0]} over ", cls="strong")]
         for i, axis in enumerate(record.axes):
             cls = f"strong {axis_class(self.program.mesh.axes, axis)}"
             spans.append(element("tspan", ("," if i else "") + axis, cls=cls))
@@ -199,9 +194,6 @@ class _ProgramPicture:
         parts.append(text(WIDTH - 20, middle - 11, f"{record.size}{times}", anchor="end", cls="strong"))
         parts.append(text(WIDTH - 20, middle + 21, line_of(step.eqn.where, 34), anchor="end", cls="small soft"))
         return "".join(parts)
-
-    def _kind(self, record: CollectiveRecord) -> str:
-        return str(record.op).partition(" over ")[0]
 
     def _thumb(self, x: float, middle: float, var: Var) -> str:
         """A value in small: its cuts, and behind it the other terms of a partial sum."""

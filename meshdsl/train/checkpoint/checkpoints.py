@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from ...lowering import Program
 from ...trace import Tensor
 from . import processes
 from .arguments import check_options, check_step, is_url, parse_target, warn
+from .object_store import OrbaxStore
 from .restore import Restored, RestoreRequest, Store, restore_newest, restore_step
 from .store import DirectoryStore
 from .trees import checked_state
@@ -54,8 +54,7 @@ class Checkpoints:
         check_options(directory, keep, chunk_bytes, report, seconds)
         self.keep, self.report = keep, report or warn
         if is_url(directory):
-            store = importlib.import_module(f"{__package__}.object_store")  # which imports Orbax
-            self.store: Store = store.OrbaxStore(str(directory), keep, take_over)
+            self.store: Store = OrbaxStore(str(directory), keep, take_over)
         else:
             self.store = DirectoryStore(Path(directory), keep, chunk_bytes, take_over, self.report, seconds)
 

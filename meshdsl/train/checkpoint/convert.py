@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 
 from ...dims import DimsLike
-from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller, nearest
+from ...errors import CheckpointError, SaveError, ShapeError, nearest
 from ...trace import Tensor, tensor
 from .arguments import check_no_url, check_step
 from .checkpoints import Checkpoints
 from .manifest import StoredTensor
+from .object_store import extra, library_errors, nested
 from .restore import OpenStep
 from .strict import items, keys, parse, show, text
 
@@ -160,17 +159,6 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     return _named(str(directory), arrays, metadata, dims or {})
 
 
-def extra(module: str, extra: str) -> ModuleType:
-    """An optional module; raises `MeshdslError` naming the extra that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MeshdslError(
-            f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; "
-            "meshdsl's own format works without it"
-        ) from None
-
-
 @contextlib.contextmanager
 def _step(checkpoints: Any, step: Any) -> Iterator[OpenStep]:
     """Opens a step of `checkpoints` for reading."""
@@ -180,17 +168,6 @@ def _step(checkpoints: Any, step: Any) -> Iterator[OpenStep]:
     checkpoints.wait()
     with checkpoints.store.open(step) as reader:
         yield reader
-
-
-@contextlib.contextmanager
-def library_errors(kind: type[CheckpointError], failure: str) -> Iterator[None]:
-    """Turns any exception of another library, each of which raises its own, into an error of this kind."""
-    try:
-        yield
-    except MeshdslError:
-        raise
-    except Exception as error:
-        raise at(kind(f"{failure}: {type(error).__name__}: {str(error)[:300]}"), caller()) from error
 
 
 def _entries(reader: OpenStep, prefix: str) -> dict[str, StoredTensor]:
@@ -211,20 +188,6 @@ def _metadata(reader: OpenStep, arrays: Mapping[str, np.ndarray], prefix: str) -
 
 def _sha256(values: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest()
-
-
-def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays as nested dicts, from which orbax derives its file names."""
-    tree: dict[str, Any] = {}
-    for path, values in arrays.items():
-        *folders, name = path.split("/")
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-            if not isinstance(inner, dict):
-                raise ShapeError(f"orbax cannot store both {path!r} and a tensor whose path is a prefix of it")
-        inner[name] = values
-    return tree
 
 
 def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dims) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from ...lowering import Program
 from ...lowering.emit import partition_spec
 from ...lowering.partition.partition import extents_of
 from ...trace import Tensor, spec_of
-from .grid import Box
+from .grid import Box, unpadded
 from .manifest import StoredTensor
 from .read import ReadRequest, StepReader
 
@@ -141,13 +141,15 @@ def assembled(
     both without padding. `finish` is called after all of them.
     """
     blocks: dict[Box, np.ndarray] = {}
-    devices = target.sharding.addressable_devices_indices_map(target.sizes)
+    everything, sizes = (slice(None),) * len(target.sizes), [d.size for d in target.type.dims]
+    indices = target.sharding.addressable_devices_indices_map(target.sizes)
+    devices = {device: index or everything for device, index in indices.items()}
     for index in devices.values():
         box = _box(index, target.sizes)
         if box not in blocks:
             blocks[box] = _zeros(target, box.size)
-            size = tuple(max(0, min(a + n, d.size) - a) for a, n, d in zip(*box, target.type.dims, strict=True))
-            fill(Box(box.start, size), blocks[box][(*map(slice, size), ...)])
+            part = unpadded(index, sizes)
+            fill(part, blocks[box][(*map(slice, part.size), ...)])
     finish()
     arrays = [jax.device_put(blocks[_box(index, target.sizes)], device) for device, index in devices.items()]
     array = jax.make_array_from_single_device_arrays(target.sizes, target.sharding, arrays)
@@ -161,7 +163,6 @@ def _zeros(target: Destination, sizes: tuple[int, ...]) -> np.ndarray:
         raise CheckpointError(f"a block of {target.type} does not fit into memory: {error}") from None
 
 
-def _box(index: Sequence[slice] | None, sizes: Sequence[int]) -> Box:
-    index = index or (slice(None),) * len(sizes)
+def _box(index: Sequence[slice], sizes: Sequence[int]) -> Box:
     ranges = [s.indices(n) for s, n in zip(index, sizes, strict=True)]
     return Box(tuple(a for a, _, _ in ranges), tuple(b - a for a, b, _ in ranges))

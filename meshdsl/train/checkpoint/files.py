@@ -20,19 +20,22 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def open_root(directory: Path) -> Iterator[int]:
-    """A file descriptor of the user's checkpoint directory, which may be a link. Raises `OSError`."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def closing(fd: int) -> Iterator[int]:
+    """An open file descriptor, which is closed at the end."""
     try:
         yield fd
     finally:
         os.close(fd)
 
 
+def open_root(directory: Path) -> contextlib.AbstractContextManager[int]:
+    """A file descriptor of the user's checkpoint directory, which may be a link. Raises `OSError`."""
+    return closing(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
 def write_durably(name: str, folder: int, fill: Callable[[Callable[[bytes | memoryview], None]], None]) -> None:
     """Create a file with the bytes that `fill(write)` writes, and flush it to disk. The file must not exist."""
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
-    try:
+    with closing(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)) as fd:
 
         def write(data: bytes | memoryview) -> None:
             rest = memoryview(data)
@@ -41,8 +44,6 @@ def write_durably(name: str, folder: int, fill: Callable[[Callable[[bytes | memo
 
         fill(write)
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def rename(old: str, new: str, folder: int) -> None:
@@ -65,13 +66,11 @@ def opened(name: str, folder: int | None = None, *, directory: bool = False) -> 
     except OSError as error:  # a link gives ELOOP or ENOTDIR
         reason = "it is a link; links are not followed" if is_link(name, folder) else error.strerror
         raise CheckpointError(f"{name}: it cannot be opened as a regular {kind}: {reason}") from None
-    try:
+    with closing(fd):
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISDIR(mode) if directory else stat.S_ISREG(mode)):
             raise CheckpointError(f"{name}: it is not a regular {kind}")
         yield fd
-    finally:
-        os.close(fd)
 
 
 def regular_size(name: str, folder: int) -> int:
@@ -131,7 +130,7 @@ def remove_tree(name: str, folder: int) -> None:
         if is_link(name, folder):
             raise SaveError(f"{name} is a link, and what it points to is not removed\n  remove the link") from None
         raise
-    try:
+    with closing(fd):
         with os.scandir(fd) as scan:
             entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scan]
         for inner, is_directory in entries:
@@ -140,7 +139,5 @@ def remove_tree(name: str, folder: int) -> None:
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(inner, dir_fd=fd)
-    finally:
-        os.close(fd)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=folder)

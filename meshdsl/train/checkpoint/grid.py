@@ -32,6 +32,13 @@ class Box(NamedTuple):
         return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.start, self.size, origin, strict=True))
 
 
+def unpadded(index: Sequence[slice], sizes: Sequence[int]) -> Box:
+    """A shard's index without padding; its size is 0 if the shard is only padding."""
+    start = tuple(min(s.start or 0, size) for s, size in zip(index, sizes, strict=True))
+    stop = (size if s.stop is None else min(s.stop, size) for s, size in zip(index, sizes, strict=True))
+    return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
+
+
 def boundaries(sizes: Sequence[int], boxes: Iterable[Box]) -> Cuts:
     """The cuts of a tensor at the starts of these boxes.
 

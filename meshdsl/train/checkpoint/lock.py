@@ -20,11 +20,12 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...errors import SaveError
+from .files import closing
 from .strict import show
 
 LOCK = "lock"
@@ -131,7 +132,7 @@ def _replace(directory: Path, root: int, draft: str, take_over: bool, report: Ca
         return False
     except OSError as error:
         raise SaveError(f"{directory / LOCK} cannot be opened: {error.strerror}\n  remove it") from None
-    try:
+    with closing(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise SaveError(f"{directory / LOCK} is not a regular file\n  remove it")
         record = _read(fd)
@@ -144,8 +145,6 @@ def _replace(directory: Path, root: int, draft: str, take_over: bool, report: Ca
             _await_silence(directory, root, draft, fd, record, take_over, report)
         os.rename(draft, LOCK, src_dir_fd=root, dst_dir_fd=root)
         return True
-    finally:
-        os.close(fd)
 
 
 def _await_silence(
@@ -195,14 +194,9 @@ def _path_time(root: int) -> float:
         return -1.0
 
 
-@contextlib.contextmanager
-def _opened(root: int) -> Iterator[int]:
+def _opened(root: int) -> contextlib.AbstractContextManager[int]:
     """The lock file, for reading; raises `OSError`."""
-    fd = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return closing(os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root))
 
 
 def _flock(fd: int) -> bool | None:

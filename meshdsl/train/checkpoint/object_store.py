@@ -8,20 +8,21 @@ store has no lock, so a run must be the only writer of its URL.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 
 from ...dims import Dim
-from ...errors import CheckpointError, SaveError, ShapeError
+from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
 from ...ir import Type
 from ...trace import Tensor
 from . import processes
-from .convert import extra, library_errors, nested
 from .device_put import Destination, targets
 from .manifest import Header, Manifest, StoredTensor
 from .read import STEP, step_name
@@ -29,7 +30,7 @@ from .trees import flat
 
 
 class OrbaxStore:
-    """The `Store` of a URL."""
+    """The steps at a URL, with the methods of `DirectoryStore`."""
 
     def __init__(self, url: str, keep: int | None, take_over: bool):
         if take_over:
@@ -105,7 +106,7 @@ class OrbaxStore:
         self._remove([step for step in reversed(self.steps()) if step > after])
 
     @contextlib.contextmanager
-    def open(self, step: int) -> Iterator[_Reader]:
+    def open(self, step: int) -> Iterator[OrbaxReader]:
         if step not in self.steps():
             raise CheckpointError(f"there is no {step_name(step)} in {self.directory}")
         args = self.orbax.args
@@ -117,9 +118,9 @@ class OrbaxStore:
                 for p, (dims, dtype) in meta["tensors"].items()
             }
             header = Header(meta["step"], "", (), meta["config"], meta["data"], meta["key"])
-            yield _Reader(self, path, Manifest(header, stored))
+            yield OrbaxReader(self, path, Manifest(header, stored))
 
-    def place(self, reader: _Reader, places: Mapping[str, Destination]) -> list[Tensor]:
+    def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
         types = {path: reader.manifest.tensors[path].type for path in places}
         names = {path: [d.name for d in of.dims] for path, of in types.items()}
         moved = [path for path, place in places.items() if [d.name for d in place.type.dims] != names[path]]
@@ -131,8 +132,8 @@ class OrbaxStore:
         return [Tensor(place.type.dims, place.type.dtype, array=arrays[p]) for p, place in places.items()]
 
 
-class _Reader:
-    """The `OpenStep` of one step; Orbax's own checksums find corruption."""
+class OrbaxReader:
+    """An open step, like `read.StepReader`; Orbax's own checksums find corruption."""
 
     def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest):
         self.store, self.path, self.manifest, self.bytes_read = store, path, manifest, 0
@@ -157,3 +158,39 @@ class _Reader:
     def verify(self) -> None:
         for entry in self.manifest.tensors.values():
             self.whole(entry)
+
+
+def extra(module: str, extra: str) -> ModuleType:
+    """An optional module; raises `MeshdslError` naming the extra that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MeshdslError(
+            f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; "
+            "meshdsl's own format works without it"
+        ) from None
+
+
+@contextlib.contextmanager
+def library_errors(kind: type[CheckpointError], failure: str) -> Iterator[None]:
+    """Turns any exception of another library, each of which raises its own, into an error of this kind."""
+    try:
+        yield
+    except MeshdslError:
+        raise
+    except Exception as error:
+        raise at(kind(f"{failure}: {type(error).__name__}: {str(error)[:300]}"), caller()) from error
+
+
+def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays as nested dicts, from which orbax derives its file names."""
+    tree: dict[str, Any] = {}
+    for path, values in arrays.items():
+        *folders, name = path.split("/")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+            if not isinstance(inner, dict):
+                raise ShapeError(f"orbax cannot store both {path!r} and a tensor whose path is a prefix of it")
+        inner[name] = values
+    return tree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import CheckpointError
-from .files import opened, read_at
+from .files import open_root, opened, read_at
 from .grid import Box, cell, cells_in, intersect
 from .manifest import Manifest, StoredTensor, part_name
 from .parse import load
@@ -117,14 +116,11 @@ def open_step(directory: Path, step: int) -> Iterator[StepReader]:
     """Opens a step and checks its manifest. Raises `CheckpointError` naming the step, the file and the key."""
     name = step_name(step)
     try:
-        root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # the user's directory may be a link
+        opening = open_root(directory)
     except OSError as error:
         raise CheckpointError(f"{directory}: the directory cannot be opened: {error.strerror}") from None
-    try:
-        with opened(name, root, directory=True) as folder:
-            try:
-                yield StepReader(folder, load(folder, step))
-            except CheckpointError as error:
-                raise CheckpointError(f"{name}/{error.args[0]}") from None
-    finally:
-        os.close(root)
+    with opening as root, opened(name, root, directory=True) as folder:
+        try:
+            yield StepReader(folder, load(folder, step))
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}/{error.args[0]}") from None

@@ -1,11 +1,10 @@
-"""The interface of a store of checkpoints; restoring one step, or the newest that every process can read."""
+"""Restores one step, or the newest that every process can read."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +13,10 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from ...trace import KEY_WORD, Tensor, spec_of, tensor, tree
 from . import processes
-from .device_put import Destination, targets
-from .manifest import Manifest, StoredTensor
-from .read import step_name
+from .device_put import targets
+from .object_store import OrbaxReader, OrbaxStore
+from .read import StepReader, step_name
+from .store import DirectoryStore
 from .trees import check_fit, flat
 
 
@@ -45,6 +45,10 @@ class Restored:
     bytes_read: int
 
 
+Store = DirectoryStore | OrbaxStore
+OpenStep = StepReader | OrbaxReader
+
+
 class RestoreRequest(NamedTuple):
     """The arguments of `Checkpoints.restore` that select tensors and their shardings."""
 
@@ -52,67 +56,6 @@ class RestoreRequest(NamedTuple):
     mesh: Mesh | None
     layout: Layout | None
     program: Program | None
-
-
-class OpenStep(Protocol):
-    """An open step. `bytes_read` is the number of tensor bytes that this process has read so far."""
-
-    manifest: Manifest
-    bytes_read: int
-
-    def whole(self, entry: StoredTensor) -> np.ndarray:
-        """The whole tensor on the host; raises `CheckpointError` if it is corrupt."""
-        ...
-
-    def verify(self) -> None:
-        """Read every tensor; raises `CheckpointError` for the first corrupt one."""
-        ...
-
-
-class Store(Protocol):
-    """A place that stores checkpoints: a directory or a URL. All processes make the same calls."""
-
-    directory: Any
-
-    def steps(self) -> list[int]:
-        """The saved steps, ascending."""
-        ...
-
-    def problems(self) -> list[str]:
-        """A line for each step that is lost or unfinished."""
-        ...
-
-    def open(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """A `OpenStep` of a step; raises `CheckpointError` if its description is missing or invalid."""
-        ...
-
-    def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
-        """The tensors of these paths on their devices; each process reads its own shards."""
-        ...
-
-    def claim(self) -> None:
-        """Become the writer; raises `SaveError` if that is impossible."""
-        ...
-
-    def is_writing(self) -> bool:
-        """True while this process writes a step in the background."""
-        ...
-
-    def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Start to write a step after `wait`; returns once the tensors are copied to the host."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until the step is stored and old steps are removed; raises `SaveError` if this failed."""
-        ...
-
-    def discard(self, after: int) -> None:
-        """Remove the steps after this one."""
-        ...
-
-    def close(self) -> None:
-        """Wait, and stop to be the writer."""
-        ...
 
 
 def restore_newest(store: Store, request: RestoreRequest, report: Callable[[str], object]) -> Restored:

@@ -22,7 +22,7 @@ from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, 
 
 
 class DirectoryStore:
-    """The `Store` of a directory; see `Checkpoints` for its options."""
+    """The steps in a directory; see `Checkpoints` for the options. All processes make the same calls."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class DirectoryStore:
         self._writing: Future[None] | None = None
 
     def close(self) -> None:
+        """Wait, and stop to be the writer."""
         atexit.unregister(self.close)
         try:
             self.wait()
@@ -56,6 +57,7 @@ class DirectoryStore:
                 self._lock = None
 
     def wait(self) -> None:
+        """Wait until the step is stored and old steps are removed; raises `SaveError` if this failed."""
         pending = self._writing
         if pending is None:
             return
@@ -66,26 +68,33 @@ class DirectoryStore:
                 self._writing = None
 
     def steps(self) -> list[int]:
+        """The saved steps, ascending."""
         return step_numbers(self.directory)
 
     def problems(self) -> list[str]:
+        """A line for each step that is lost or unfinished."""
         missing = lost_newest(self.directory)
         lost = [f"{missing} was saved in {self.directory} and is missing now"] if missing else []
         return lost + [f"{name} in {self.directory} is an unfinished save" for name in unfinished(self.directory)]
 
     def open(self, step: int) -> contextlib.AbstractContextManager[StepReader]:
+        """Open a step; raises `CheckpointError` if its description is missing or invalid."""
         return open_step(self.directory, step)
 
-    def place(self, reader: StepReader, places: Mapping[str, Destination]) -> list[Tensor]:
+    def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
+        """The tensors of these paths on their devices; each process reads its own shards."""
         return [device_put(reader, reader.manifest.tensors[path], place) for path, place in places.items()]
 
     def claim(self) -> None:
+        """Become the writer; raises `SaveError` if that is impossible."""
         processes.on_first(f"{self.directory} cannot be written", self._become_writer)
 
     def is_writing(self) -> bool:
+        """True while this process writes a step in the background."""
         return self._writing is not None and not self._writing.done()
 
     def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Start to write a step after `wait`; returns once the tensors are copied to the host."""
         plans = plan(tensors, self.chunk_bytes)
         folder, save = self._begin(step)
         try:
@@ -102,6 +111,8 @@ class DirectoryStore:
         )
 
     def discard(self, after: int) -> None:
+        """Remove the steps after this one."""
+
         def discard() -> None:
             self._become_writer()
             existing, linked = self.steps(), links(self.directory)

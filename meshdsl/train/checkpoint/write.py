@@ -25,7 +25,7 @@ from ...errors import CheckpointError, SaveError
 from ...ir import Type
 from ...trace import Tensor
 from .files import open_root, opened, read_at, regular_size, rename, write_durably
-from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine
+from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine, unpadded
 from .manifest import MANIFEST, Chunk, Header, Manifest, StoredTensor, dump, part_name
 from .parse import load
 from .read import open_step
@@ -62,20 +62,13 @@ def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> StoragePlan:
     addressable = stored.is_fully_addressable  # every process has an equal copy, and process 0 writes it
     holders: dict[Box, set[int]] = {}
     for device, index in stored.sharding.devices_indices_map(stored.shape).items():
-        box = _unpadded(index, x.shape)
+        box = unpadded(index, x.shape)
         if box.elements:
             holders.setdefault(box, set()).add(0 if addressable else device.process_index)
     owners = tuple(
         (box, sorted(holders[box])[(number + n) % len(holders[box])]) for n, box in enumerate(sorted(holders))
     )
     return StoragePlan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
-
-
-def _unpadded(index: Sequence[slice], sizes: Sequence[int]) -> Box:
-    """A shard's index without padding; its size is 0 if the shard is only padding."""
-    start = tuple(min(s.start or 0, size) for s, size in zip(index, sizes, strict=True))
-    stop = (size if s.stop is None else min(s.stop, size) for s, size in zip(index, sizes, strict=True))
-    return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
 
 
 def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
@@ -92,7 +85,7 @@ def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> lis
 
 
 def _own_shards(p: StoragePlan, x: Tensor) -> dict[Box, jax.Array]:
-    shards_by_box = {_unpadded(shard.index, x.shape): shard.data for shard in x.stored.addressable_shards}
+    shards_by_box = {unpadded(shard.index, x.shape): shard.data for shard in x.stored.addressable_shards}
     return {box: shards_by_box[box] for box, owner in p.owners if owner == jax.process_index()}
 
 

@@ -58,39 +58,35 @@ class HubConfig:
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer; 1 if there is a problem."""
-        value = self._value(key, default)
-        if value is _MISSING or (type(value) is int and value > 0):
-            return 1 if value is _MISSING else value
+        value = self._value(key, default, 1)
+        if type(value) is int and value > 0:
+            return value
         return self._problem(key, value, "a positive integer", 1)
 
     def sizes(self, key: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """A list of positive integers; (1,) if there is a problem."""
-        value = self._value(key, default)
-        if value is _MISSING:
-            return (1,)
+        value = self._value(key, default, (1,))
         if isinstance(value, Sequence) and value and all(type(x) is int and x > 0 for x in value):
             return tuple(value)
         return self._problem(key, value, "a list of positive integers", (1,))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive finite number; 1 if there is a problem."""
-        value = self._value(key, default)
-        if value is _MISSING:
-            return 1.0
+        value = self._value(key, default, 1.0)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
             return float(value)
         return self._problem(key, value, "a positive number", 1.0)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false; false if there is a problem."""
-        value = self._value(key, default)
-        if value is _MISSING or isinstance(value, bool):
-            return value is True
+        value = self._value(key, default, False)
+        if isinstance(value, bool):
+            return value
         return self._problem(key, value, "true or false", False)
 
     def only(self, key: str, *known: Any) -> Any:
         """One of the known values; the first is that of a file without the key."""
-        value = self._value(key, known[0])
+        value = self._value(key, known[0], known[0])
         if value in known and type(value) in [type(k) for k in known]:
             return value
         listed = ", ".join(map(repr, known))
@@ -130,7 +126,8 @@ class HubConfig:
         """The problems so far, one line each."""
         return tuple(dict.fromkeys(self._problems))
 
-    def _value(self, key: str, default: Any) -> Any:
+    def _value(self, key: str, default: Any, instead: Any) -> Any:
+        """The value of a key, or the default; `instead`, and a problem, if there is neither."""
         self._read.add(key)
         value = self.values.get(key)
         if value is None:
@@ -138,13 +135,10 @@ class HubConfig:
         if value is None:
             self._problems.append(f"{self.where}{key} is missing")
             self._stands_in.append(key)
-            return _MISSING
+            return instead
         return value
 
     def _problem(self, key: str, value: Any, expected: str, instead: Any) -> Any:
         self._problems.append(f"{self.where}{key} is {show(value)}, and must be {expected}")
         self._stands_in.append(key)
         return instead
-
-
-_MISSING = object()

@@ -15,6 +15,7 @@ from ...errors import SaveError, ShapeError
 from ...trace import Tensor
 from ..checkpoint import processes
 from ..checkpoint.arguments import check_no_url
+from ..checkpoint.grid import unpadded
 from .files import DTYPES, INDEX, SINGLE, header_of, write_header
 from .load import hugging_face_of, rules_of
 from .table import Rule
@@ -46,7 +47,7 @@ def export_hugging_face(
     rules = rules_of(workload, table)
     _check(params, rules, workload.name)
     config = {**table.write_config(workload.config), "dtype": workload.config.param_dtype}
-    types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in _names(r)}
+    types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in r.names()}
     types = dict(sorted(types.items()))
     files = _files(types, largest_file)
     processes.on_first(f"{folder} cannot be written", lambda: _create(folder, files, config))
@@ -54,10 +55,6 @@ def export_hugging_face(
     for path, rule in rules.items():
         _write(rule, params[path], where)
     processes.all_processes(True)  # until every process has written its blocks
-
-
-def _names(rule: Rule) -> list[str]:
-    return [named.name for named in rule.names()]
 
 
 def _check(params: Mapping[str, Tensor], rules: Mapping[str, Rule], name: str) -> None:
@@ -111,13 +108,8 @@ def _write(rule: Rule, x: Tensor, where: Mapping[str, Any]) -> None:
         if shard.replica_id:
             continue
         block = np.asarray(shard.data)
-        start = [s.indices(n)[0] for s, n in zip(shard.index, x.stored.shape, strict=True)]
-        size = [max(0, min(a + n, d.size) - a) for a, n, d in zip(start, block.shape, rule.dims, strict=True)]
-        for named in rule.names(start, size):
-            view = where[named.name].view("r+")
-            inside = [slice(n) for n in size]
-            source = block[tuple(named.index[i] - start[i] if i in named.index else s for i, s in enumerate(inside))]
-            place = [slice(a, a + n) for i, (a, n) in enumerate(zip(start, size, strict=True)) if i not in named.index]
-            rule.arranged(view)[tuple(place)] = source
+        for name, inside, place in rule.parts(unpadded(shard.index, x.shape)):
+            view = where[name].view("r+")
+            rule.arranged(view)[place] = block[inside]
             if isinstance(view, np.memmap):
                 view.flush()

@@ -127,7 +127,7 @@ def _mismatches(rules: Mapping[str, Rule], stored: Mapping[str, Stored], table: 
     problems: list[str] = []
     known: set[str] = set()
     for path, rule in rules.items():
-        for name in (named.name for named in rule.names()):
+        for name in rule.names():
             known.add(name)
             if name not in stored:
                 problems.append(f"{name} is missing, for {path}")
@@ -160,9 +160,7 @@ def _read(rule: Rule, stored: Mapping[str, Stored], target: Destination) -> Tens
     """One parameter: for each block of this process's devices, the parts of the file's tensors that it covers."""
 
     def fill(box: Box, block: np.ndarray) -> None:
-        for named in rule.names(box.start, box.size):
-            inside = tuple(named.index[i] - a if i in named.index else slice(None) for i, a in enumerate(box.start))
-            source = rule.arranged(stored[named.name].view())
-            block[inside] = source[tuple(s for i, s in enumerate(box.slices()) if i not in named.index)]
+        for name, inside, place in rule.parts(box):
+            block[inside] = rule.arranged(stored[name].view())[place]
 
     return assembled(target, fill)

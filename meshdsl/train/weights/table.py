@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,10 @@ import numpy as np
 
 from ...dims import Shape
 from ...errors import ShapeError
+from ..checkpoint.grid import Box
 from .config import HubConfig
 
+Index = tuple[int | slice, ...]
 STACKED = re.compile(r"\{(?:(\d+)\*)?(\w+(?: \w+)*)(?:\+(\d+))?\}")  # a factor, stacked dims, what is added
 
 
@@ -100,12 +102,20 @@ class Rule:
         """The shape of one tensor in the file."""
         return tuple(math.prod(self._size(item) for item in axis) for axis in self.axes)
 
-    def names(self, start: Sequence[int] | None = None, size: Sequence[int] | None = None) -> Iterator[Named]:
-        """The file's tensors in one block of the parameter: the name of each, and its index along the stacked dims."""
-        start, size = start or [0] * len(self.dims), size or [d.size for d in self.dims]
+    def names(self) -> list[str]:
+        """The file's tensors of the whole parameter."""
+        sizes = tuple(d.size for d in self.dims)
+        return [name for name, _, _ in self.parts(Box((0,) * len(sizes), sizes))]
+
+    def parts(self, box: Box) -> Iterator[tuple[str, Index, Index]]:
+        """The file's tensors in one block of the parameter: name, index in the block, index in what is `arranged`."""
         at = [[d.name for d in self.dims].index(dim) for dim in self.stacked]
-        for index in itertools.product(*(range(start[i], start[i] + size[i]) for i in at)):
-            yield Named(self._named(dict(zip(self.stacked, index, strict=True))), dict(zip(at, index, strict=True)))
+        outer = tuple(s for i, s in enumerate(box.slices()) if i not in at)
+        for index in itertools.product(*(range(box.start[i], box.start[i] + box.size[i]) for i in at)):
+            inner: list[int | slice] = [slice(n) for n in box.size]
+            for i, n in zip(at, index, strict=True):
+                inner[i] = n - box.start[i]
+            yield self._named(dict(zip(self.stacked, index, strict=True))), tuple(inner), outer
 
     def _named(self, index: Mapping[str, int]) -> str:
         """The name with the indices of the stacked dims."""
@@ -131,20 +141,12 @@ class Rule:
         return next(d.size for d in self.dims if d.name == item)
 
 
-@dataclass(frozen=True)
-class Named:
-    """A tensor of a file, and the index of the parameter's stacked dims, by their place in its shape, that it is."""
-
-    name: str
-    index: dict[int, int]
-
-
 def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
     """The rule of a line for a parameter of this shape; raises `ShapeError` unless it names each dim once.
 
     >>> from meshdsl.dims import dims
     >>> rule = rule_of("w", ("h.{layer}.weight", "out, 0/2 io"), dims("layer:2 io:3 out:5"))
-    >>> rule.stored_shape, [named.name for named in rule.names()]
+    >>> rule.stored_shape, rule.names()
     ((5, 6), ['h.0.weight', 'h.1.weight'])
     """
     name, axes = line[0], tuple(tuple(axis.split()) for axis in line[1].split(",")) if line[1].strip() else ()
