@@ -66,7 +66,8 @@ def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[An
     moving = [i for i, name in enumerate(names) if name not in static]
     keywords = [name for name in bound.kwargs if name not in static]
     labels = [names[i] if i < spread else f"{names[i]}_{i - spread}" for i in moving] + keywords
-    call = _of_others(function, bound, moving, keywords, labels)
+    left = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in {*bound.arguments, *labels}]
+    call = _of_others(function, bound, moving, keywords, labels, left)
     key = (tuple((name, exact(value)) for name, value in fixed.items()), tuple(labels))
     values = (*(bound.args[i] for i in moving), *(bound.kwargs[name] for name in keywords))
     return Bound(key, call, values, (*moving, *(None for _ in keywords)))
@@ -78,11 +79,15 @@ def _of_others(
     moving: Sequence[int],
     keywords: Sequence[str],
     labels: Sequence[str],
+    left: Sequence[inspect.Parameter],
 ) -> Callable[..., Any]:
-    """The function of these positional arguments and keywords of a call, all by position; the others are fixed."""
+    """The function of these positional arguments and keywords of a call, all by position; the others are fixed.
 
-    def call(*values: Any) -> Any:
-        positional, named = list(bound.args), dict(bound.kwargs)
+    It takes the keywords that the call leaves out too: a plan may fill them in.
+    """
+
+    def call(*values: Any, **more: Any) -> Any:
+        positional, named = list(bound.args), {**bound.kwargs, **more}
         for i, value in zip(moving, values, strict=False):
             positional[i] = value
         named.update(zip(keywords, values[len(moving) :], strict=True))
@@ -90,5 +95,6 @@ def _of_others(
 
     call.__name__ = getattr(function, "__name__", "call")
     parameter = inspect.Parameter
-    call.__signature__ = inspect.Signature([parameter(label, parameter.POSITIONAL_OR_KEYWORD) for label in labels])  # pyright: ignore[reportFunctionMemberAccess]
+    moved = [parameter(label, parameter.POSITIONAL_OR_KEYWORD) for label in labels]
+    call.__signature__ = inspect.Signature([*moved, *left])  # pyright: ignore[reportFunctionMemberAccess]
     return call

@@ -149,7 +149,10 @@ class Compiled:
             raise at(error, caller()) from None
         if call.key not in self._by_arguments:
             donate = [i for i, number in enumerate(call.numbers) if number in self.donate]
-            self._by_arguments[call.key] = Compiled(call.function, self.mesh, self.layout, donate, self.options)
+            unplanned = bind(self.unplanned, self.static, args, kwargs).function
+            self._by_arguments[call.key] = Compiled(
+                call.function, self.mesh, self.layout, donate, self.options, step=self.step, unplanned=unplanned
+            )
         return self._by_arguments[call.key], call.args
 
     def _for(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> tuple[Stages, list[Any]]:
@@ -242,7 +245,7 @@ class Compiled:
         >>> compiled.plan == md.Plan("rows:4", "batch:rows")
         True
         """
-        plan = self.step.replace(mesh=self.mesh, layout=self.layout)
+        plan = self._last.step.replace(mesh=self.mesh, layout=self.layout)
         machine = self.options.machine
         return plan if machine is None or not plan.may_use_machine else plan.replace(machine=machine_text(machine))
 

@@ -248,9 +248,12 @@ def planned(f: Callable[..., Any], plan: Plan, strict: bool = True) -> Callable[
             del knobs[knob]
 
     @functools.wraps(f)
-    def step(*args: Any) -> Any:
-        return f(*args, **knobs)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs, **knobs)
 
+    signature = inspect.signature(f)
+    others = [p for p in signature.parameters.values() if p.name not in knobs]
+    step.__signature__ = signature.replace(parameters=others)  # pyright: ignore[reportAttributeAccessIssue]
     return step
 
 

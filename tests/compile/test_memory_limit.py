@@ -34,3 +34,20 @@ def test_what_cannot_be_limited():
         md.compile(STEP, plan=md.Plan(*ON, remat="full"), memory_limit=1e9)
     with pytest.raises(md.LayoutError, match="a number of bytes above 0"):
         md.compile(STEP, *ON, memory_limit=-1)
+
+
+def test_a_plan_fills_in_knobs_of_calls_with_keywords_and_static_arguments():
+    def step(x: md.Tensor, squared: bool, *, scale: float = 1.0, remat: str = "none", microbatches: int = 1):
+        seen.append((remat, microbatches))
+        return md.accumulate(lambda x: md.sum(x * x if squared else x) * scale, x, microbatches)
+
+    seen: list[tuple[str, int]] = []
+    x = md.tensor([1.0, 2.0], "batch")
+    for limit in (None, 1e9):
+        compiled = md.compile(step, "rows:1", "", static="squared", microbatches=2, memory_limit=limit)
+        assert float(compiled(x, True).numpy()) == 5
+        assert float(compiled(x, False, scale=md.tensor(2.0)).numpy()) == 6
+        assert (compiled.plan.microbatches, compiled.plan.remat) == (2, "none" if limit else "model")
+    assert set(seen) == {("none", 2)}
+    with pytest.raises(md.ShapeError, match="unexpected keyword argument 'microbatches'"):
+        compiled(x, True, microbatches=1)
