@@ -39,6 +39,8 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     graph, captures, out = trace(lambda *part: f(tree.tree_unflatten(structure, part)), types)
     if any(v.dtype.kind == "b" for v in graph.outs):
         raise ShapeError("md.accumulate adds up what its function returns, and booleans have no sum")
+    if steps == 1:  # nothing is added up: no loop keeps a sharded update from the gradient
+        return tree.tree_unflatten(out, evaluate(graph, [*captures, *leaves]))
 
     def add_part(total: list[Any], part: list[Any]) -> tuple[list[Any], None]:
         return [add(a, b) for a, b in zip(total, evaluate(graph, [*captures, *part]), strict=True)], None

@@ -159,6 +159,27 @@ def test_steps_in_a_loop_may_return_the_weights_of_each_step() -> None:
         np.testing.assert_array_equal(got, np.asarray(wanted))
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("loop", ["accumulate", "scan"])
+def test_a_sharded_update_reads_the_sum_of_any_number_of_parts(loop: str, steps: int) -> None:
+    def loss(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return md.sum(md.square(md.dot(x, w, "io")))
+
+    def by_scan(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        parts = md.unflatten(x, "batch", [md.Dim("batch", 8 // steps), md.Dim("part", steps)])
+        return md.scan(lambda total, part: (total + md.grad(loss)(w, part), None), w * 0, parts, over="part")[0]
+
+    def step(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        grad = by_scan(w, x) if loop == "scan" else md.accumulate(lambda part: md.grad(loss)(w, part), x, steps)
+        return w - 0.125 * grad
+
+    w = md.tensor(np.arange(4.0, dtype="float32").reshape(2, 2), "io:2 out:2")
+    x = md.tensor(np.arange(16.0, dtype="float32").reshape(8, 2) % 3, "batch:8 io:2")
+    program = md.compile(step, "rows:2", "batch:rows", weight_update="sharded").program(w, x)
+    assert [record.kind for record in program.collectives] == ["all_gather", "reduce_scatter"]
+    np.testing.assert_array_equal(md.simulate(program, w, x)[0], step(w, x).numpy())
+
+
 def test_accumulated_gradients_are_reduced_once() -> None:
     adam = OPTIMIZERS["adam"]()
 

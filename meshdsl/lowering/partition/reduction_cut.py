@@ -113,8 +113,8 @@ class ReductionCut:
                 yield i, v, INFINITE
             elif i in body.deferred:
                 yield i, v, 1
-            else:  # outside, rows are as many bytes in fewer collectives
-                yield i, v, max(price - UNIT // 2 if start is None else price // max(body.trips, 1), 1)
+            else:  # outside, rows are as many bytes in fewer collectives, and an update reads the sum of one trip
+                yield i, v, max((price - UNIT // 2) // (1 if start is None else max(body.trips, 1)), 1)
 
     def _through(self, eqn: Eqn) -> tuple[Var, ...]:
         """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
