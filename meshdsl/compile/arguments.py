@@ -66,8 +66,7 @@ def bind(function: Callable[..., Any], static: frozenset[str], args: Sequence[An
     moving = [i for i, name in enumerate(names) if name not in static]
     keywords = [name for name in bound.kwargs if name not in static]
     labels = [names[i] if i < spread else f"{names[i]}_{i - spread}" for i in moving] + keywords
-    left = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in {*bound.arguments, *labels}]
-    call = _of_others(function, bound, moving, keywords, labels, left)
+    call = _of_others(function, bound, moving, keywords, labels)
     key = (tuple((name, exact(value)) for name, value in fixed.items()), tuple(labels))
     values = (*(bound.args[i] for i in moving), *(bound.kwargs[name] for name in keywords))
     return Bound(key, call, values, (*moving, *(None for _ in keywords)))
@@ -79,7 +78,6 @@ def _of_others(
     moving: Sequence[int],
     keywords: Sequence[str],
     labels: Sequence[str],
-    left: Sequence[inspect.Parameter],
 ) -> Callable[..., Any]:
     """The function of these positional arguments and keywords of a call, all by position; the others are fixed.
 
@@ -94,7 +92,8 @@ def _of_others(
         return function(*positional, **named)
 
     call.__name__ = getattr(function, "__name__", "call")
-    parameter = inspect.Parameter
+    parameter, given = inspect.Parameter, {*bound.arguments, *labels}
     moved = [parameter(label, parameter.POSITIONAL_OR_KEYWORD) for label in labels]
+    left = [p for p in bound.signature.parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in given]
     call.__signature__ = inspect.Signature([*moved, *left])  # pyright: ignore[reportFunctionMemberAccess]
     return call
