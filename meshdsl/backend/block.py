@@ -30,7 +30,7 @@ class Block:
 
 
 def whole(shape: Shape) -> Block:
-    """The block of an unsharded value."""
+    """Describe the one block of an unsharded value of this shape: it has every element."""
     return Block(shape, tuple(d.size for d in shape), ((),) * len(shape))
 
 

@@ -59,8 +59,9 @@ def compile(
     `md.WeightUpdate` also sets groups of devices, buckets of small tensors, and gathering again for the backward pass.
     `print(compiled.weight_update)` shows the decisions.
 
-    `overlap` is how communication overlaps with computation. "none": no plan. A mode of `md.Overlap`, such as "list"
-    or "halves": that plan. "auto": the fastest of them on `machine` (default "tpu-v5e") that fits its memory.
+    `overlap` is how communication overlaps with computation. "none": as the compiler does it. A mode, such as "list"
+    or "halves", which `md.Overlap` explains: by that plan. "auto": by the fastest of these plans on `machine` (default
+    "tpu-v5e") that fits its memory.
     `print(compiled.overlap)` shows the plan.
 
     `attention_kernel` is how `md.attention` computes scores. "auto": by the fused kernel of the platform ("pallas" on
@@ -82,14 +83,14 @@ def compile(
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
     and sliced; compile time grows with depth. Overlap plans other than "skew" and "ticks" unroll too.
 
-    `steps` is how a collective over mesh axes of several levels of `machine` (nodes and the GPUs in one, slices and the
-    chips in one) is sent. "auto": in steps, one for each level, where the step is faster by the cost model; reshards
-    are then planned by time instead of bytes, if that is faster. "always": in steps wherever it can be. "flat", and
-    without a `machine`: as one collective.
+    `steps` is how a collective is sent whose mesh axes are of several levels of `machine`: nodes and the GPUs in one,
+    or slices and the chips in one. "auto": as one collective for each level, where the cost model says that this is
+    faster; reshards are then planned by time instead of bytes, if that is faster. "always": so wherever it can be.
+    "flat", and without a `machine`: as one collective.
 
-    With `memory_limit`, in bytes on each device, a step that takes the keyword argument `remat` (that of
-    `workload.train_step()` does) recomputes as little as fits, by the memory that is predicted for `machine` (default
-    "tpu-v5e"): "none", or of "collectives", "products" and "full" the one of fewest operations. The choice is
+    With `memory_limit`, in bytes on each device, `remat` is chosen for a step that takes this keyword argument (that of
+    `workload.train_step()` does): "none" if the memory predicted for `machine` (default "tpu-v5e") is within the limit,
+    else the one of "collectives", "products" and "full" that fits with the fewest operations. The choice is
     `compiled.plan.remat`, for the last arguments seen. If none fits, this is a `LayoutError` with the memory of each.
 
     Raises `LayoutError` before anything runs: for an illegal layout, and, as `md.NoEffectError`, for options without

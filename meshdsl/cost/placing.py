@@ -33,7 +33,10 @@ AxisAssignment = tuple[dict[str, tuple[AxisFactor, ...]], Levels, tuple[str, ...
 
 
 def by_default(levels: Levels, sizes: Mapping[str, int]) -> AxisAssignment:
-    """Row-major, the minor mesh axis innermost, on the slice that splits the fewest hardware axes."""
+    """The default placement of mesh axes: row-major, the minor axis along the innermost hardware axis.
+
+    Of the boxes of devices that have the right number, it takes one that divides the fewest hardware axes.
+    """
     candidates = [_fill(used, sizes) for used in _slices(levels, math.prod(sizes.values()))]
     if not candidates:
         raise LayoutError(

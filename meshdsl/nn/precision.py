@@ -69,7 +69,7 @@ def dims_of(x: md.Tensor, dims: DimsLike) -> tuple[md.Dim, ...]:
 
 
 def dim_of(x: md.Tensor, dim: DimLike) -> md.Dim:
-    """The dim of x; raises `ShapeError` as `dims_of` does, and for several."""
+    """The one dim of x that is given; raises `ShapeError` if x lacks it or has another size, and for several dims."""
     dims = dims_of(x, dim)
     if len(dims) != 1:
         raise md.ShapeError(f"expected one dim of {x.type}; got {dim!r}")

@@ -125,7 +125,7 @@ def _without_padding(c: Local, x: Any, block: Block, dim: Dim) -> Any:
 
 
 def _order(shape: Shape, places: Mapping[str, str], parts: Mapping[str, Shape]) -> tuple[str, list[str]]:
-    """The letters of the merged dims in storage order, and the names of all dims in that order."""
+    """The axes as JAX's convolution names them (as in "NHWC"), in storage order, and the names of the dims in it."""
     letter_of = {**places, **{d.name: part for part, dims in parts.items() for d in dims}}
     within = {part: [d.name for d in dims] for part, dims in parts.items()} | {p: [name] for name, p in places.items()}
     letters = "".join(dict.fromkeys(letter_of[d.name] for d in shape))

@@ -68,9 +68,10 @@ def _source(traceback: Any) -> tuple[str, str]:
 def run(
     closed: Any, tensors: Sequence[md.Tensor], dims: Sequence[Dims], combined: Callable[[Dims, Dims], Exception]
 ) -> list[md.Tensor]:
-    """The results of a jaxpr that was checked, with these dims.
+    """Run a jaxpr that `check_elementwise` accepted; its results get these dims.
 
-    Raises `combined(dims, other dims)` if an equation has operands, or the jaxpr a result, of other dims.
+    If operands of one equation have different dims, or a result has other dims, this raises the exception that
+    `combined(dims, other dims)` makes.
     """
     results = _results(closed, tensors, combined)
     for x, own in zip(results, dims, strict=True):

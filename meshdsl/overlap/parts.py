@@ -1,10 +1,10 @@
-"""Operations of a program in parts: cut a part from each device's block, join, add, and count filled slots.
+"""Operations of a program in parts: cut a part from each device's block, join the parts or add them, count slots.
 
-The slots of an expert are numbered so that each part of the tokens fills a run of them: `USED` counts the slots that
-this part and the earlier ones use, and `PLACED` numbers those of this part from the earlier count on.
+Each part of the tokens fills consecutive slots of an expert. The operation `USED` counts the slots that this part and
+the earlier ones fill, and `PLACED` gives the tokens of this part the slots that follow those of the earlier ones.
 
-A reshape passes on the cut of the outer dim of a merge or split. If a device stores one element of the outer dim, its
-block is cut along the next one: a batch, for example, of one group of several sequences per device.
+A reshape that merges or splits dims keeps a cut along the outer one. If a device stores a single element of the outer
+dim, its block is cut along the next dim: along the sequences, where a device has one group of several.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

@@ -331,7 +331,7 @@ class SlotParts:
         return narrow if cast_alone and narrower else eqn.params["dtype"]
 
     def filled(self, space: SlotSpace) -> float:
-        """The expected fraction of all slots that one part fills."""
+        """The expected fraction of the experts' slots that one part of the tokens fills."""
         slots = prod(d.size for d in space.into)
         return min(1.0, len(space.inverse.ins) * space.over.size / slots) / self.splitter.parts
 

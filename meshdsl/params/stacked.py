@@ -59,7 +59,7 @@ def weights_of(run: ModelRun, declared: Mapping[str, Declared]) -> dict[str, Ten
 
 
 def declare(run: ModelRun, declared: Mapping[str, Declared], inside: str) -> None:
-    """Add declarations to a run; raises `ShapeError` for a path that it already has."""
+    """Add parameters to those that this run of a model has created; raises `ShapeError` for a path twice."""
     for path, d in declared.items():
         if path in run.declared:
             raise at(

@@ -73,8 +73,9 @@ class _Run:
 def memoisable(graph: Graph) -> bool:
     """True if the lowering of every equation depends on its operands only.
 
-    `md.local` reads the blocks of an earlier region; `keep` shares versions of two values and leaves dead equations.
-    What `md.shard` asks of values before it depends on the rules of dims of later equations.
+    Three operations are exceptions. `md.local` reads the blocks of an earlier `md.local`. `keep` lets two values share
+    their copies in other shardings, and leaves equations that nothing reads. The sharding that `md.shard` asks of the
+    values before it depends on the rules of later dims.
     """
     return not any(eqn.op in (*REGIONS, KEEP, RAGGED, SHARD) for eqn, _ in walk(graph))
 

@@ -114,7 +114,10 @@ def build(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Any, outs: Seque
 
 @dataclass(frozen=True)
 class _Run:
-    """The run of the input that each device's windows read: its dim, the copies that fill it, and the window in it."""
+    """The consecutive elements that the windows of each device read: its own block, and rows of its neighbours.
+
+    `pieces` are copied there from the input's blocks; `window` is the window in the run instead of the input.
+    """
 
     dim: Dim
     pieces: tuple[Piece, ...]

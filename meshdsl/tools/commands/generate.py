@@ -136,7 +136,7 @@ def _check_ids(prompts: list[list[int]], vocab: int, which: str) -> None:
 
 
 def _weights(text: str, source: str, workload: Any, mesh: Any, layout: Any) -> tuple[Any, Any]:
-    """The workload with the sizes of its weights, and the parameters under the layout."""
+    """The workload, with the sizes of the stored weights, and these weights as parameters under the layout."""
     directory = hub_directory(text)
     if directory is not None:
         return md.import_hugging_face(directory, workload, mesh, layout)

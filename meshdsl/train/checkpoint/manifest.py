@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One stored tensor."""
+    """One tensor of a step: its type, where its dims are cut, and the file, place and hash of each chunk."""
 
     path: str
     type: Type

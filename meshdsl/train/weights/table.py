@@ -142,7 +142,10 @@ class Rule:
 
 
 def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
-    """The rule of a line for a parameter of this shape; raises `ShapeError` unless it names each dim once.
+    """How a parameter of this shape is stored, by its line of the table: the tensor's name in the file, and its axes.
+
+    `{layer}` in a name is each index of that dim; `0/2 io` is the first of two equal parts of an axis. Raises
+    `ShapeError` unless name and axes have each dim of the parameter once.
 
     >>> from meshdsl.dims import dims
     >>> rule = rule_of("w", ("h.{layer}.weight", "out, 0/2 io"), dims("layer:2 io:3 out:5"))
