@@ -9,6 +9,7 @@ are added after the loop instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def _summed(eqn: Eqn, producers: Mapping[Var, Eqn]) -> list[Eqn]:
     ins, outs, before, after = list(eqn.ins), list(eqn.outs), list[Eqn](), list[Eqn]()
     for i in range(loop.carries):
         start, total, step = ins[consts + i], outs[i], running_sum(body, body.ins[consts + i], body.outs[i])
-        if step is None or not _is_zero(start, producers) or _is_constant(start, producers):
+        if step is None or not _is_zero(start, producers) or number_in_all(start, producers) is not None:
             continue
         zero = ins[consts + i] = Var(start.dims, start.dtype, start.name)
         positive = producers[start].op is CONSTANT and not any(producers[start].params["value"].tobytes())
@@ -53,10 +54,12 @@ def running_sum(body: Graph, carry: Var, out: Var) -> Eqn | None:
     return readers[0] if x is not y and x.type == y.type and body.outs.count(out) == 1 else None
 
 
-def _is_constant(v: Var, producers: Mapping[Var, Eqn]) -> bool:
-    """True if a value is known to be one number in all elements."""
+def number_in_all(v: Var, producers: Mapping[Var, Eqn]) -> Any:
+    """The number that all elements of a value are made from; None if that is not known."""
     eqn = producers.get(v)
-    return eqn is not None and (eqn.op is FULL or (eqn.op in (CAST, BROADCAST) and _is_constant(eqn.ins[0], producers)))
+    while eqn is not None and eqn.op in (CAST, BROADCAST):
+        eqn = producers.get(eqn.ins[0])
+    return eqn.params["value"] if eqn is not None and eqn.op is FULL else None
 
 
 def _is_zero(v: Var, producers: Mapping[Var, Eqn]) -> bool:

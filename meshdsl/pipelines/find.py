@@ -21,10 +21,8 @@ from ..errors import LayoutError, MeshdslError, at
 from ..ir import Eqn, Graph, Linear, Scan, Var, acts, dce, walk
 from ..layouts import Layout, Mesh
 from ..ops.elementwise import ADD
-from ..ops.reductions import BROADCAST
-from ..passes.accumulate import running_sum
+from ..passes.accumulate import number_in_all, running_sum
 from ..passes.linear import is_linear, together
-from ..trace import FULL
 from .schedule import Schedule
 
 
@@ -262,13 +260,6 @@ def _levels(loop: Scan, forward: Eqn, backward: Eqn) -> dict[Var, Level]:
     return levels
 
 
-def _is_zero(v: Var, producers: dict[Var, Eqn]) -> bool:
-    eqn = producers.get(v)
-    if eqn is not None and eqn.op is BROADCAST:
-        return _is_zero(eqn.ins[0], producers)
-    return eqn is not None and eqn.op is FULL and not eqn.params["value"]
-
-
 def _terms(loop: Scan, backward: Eqn, levels: dict[Var, Level]) -> tuple[tuple[Terms, ...], dict[Var, np.dtype]]:
     """The terms of each sum, and the results of the backward loop that are summed, with the dtypes of their sums."""
     leaves = [_leaves(loop, i) for i in range(loop.carries)]
@@ -340,7 +331,7 @@ def _stays_linear(eqn: Eqn, linear: set[Var], fixed: set[Var], zeros: set[Var], 
 def _zeros(loop: Scan) -> set[Var]:
     """The values of the body that are zeros."""
     producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
-    return {v for v in producers if _is_zero(v, producers)}
+    return {v for v in producers if number_in_all(v, producers) == 0}
 
 
 def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:
@@ -350,7 +341,11 @@ def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:
     (last, _), (_, first, _) = there.results(backward.outs), there.inputs(backward.ins)
     (after, _), (_, before, _) = there.results(there.body.outs), there.inputs(there.body.ins)
     each = zip(last, first, before, after, strict=True)
-    return {v for v, start, x, y in each if _is_zero(start, producers) and running_sum(there.body, x, y) is not None}
+    return {
+        v
+        for v, start, x, y in each
+        if number_in_all(start, producers) == 0 and running_sum(there.body, x, y) is not None
+    }
 
 
 def _results(eqn: Eqn) -> tuple[Sequence[Var], Sequence[Var]]:
