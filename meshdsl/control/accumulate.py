@@ -30,8 +30,8 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     contains every `steps`-th element, starting with element i. Thus each device slices its own block of a sharded dim,
     and no data is sent, if the size of a part is a multiple of the number of devices along the dim. Parts of
     consecutive elements would gather the batch. Gradients are summed on each device and reduced once, after the last
-    part. `f` returns a pytree of tensors; for a mean, divide the result by `steps`. Raises `ShapeError` if a tensor
-    lacks the dim or its size is not a multiple of `steps`.
+    part. `f` returns a pytree of tensors; for a mean, divide the result by `steps`. One step is `f(xs)`, without a
+    loop. Raises `ShapeError` if a tensor lacks the dim or its size is not a multiple of `steps`.
     """
     leaves, structure = leaves_of(xs)
     step, parts = _parts(leaves, steps, over)

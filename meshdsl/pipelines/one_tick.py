@@ -155,7 +155,7 @@ class Pipe:
 
     @cached_property
     def spread(self) -> Spread | None:
-        """How products before the layers are spread over the stages; None if there are none, or several chunks."""
+        """The `Spread` of the products before and after the layers; None if there are none, or with several chunks."""
         graphs = self._entering_graph, self._after(self._between_values)
         found = any(map(_has_products, graphs)) and self.loop.schedule.chunks == 1
         return Spread(self.stage, self.loop.schedule.microbatches) if found else None

@@ -127,7 +127,7 @@ NEAR = 8  # maximum edits shown of each kind; `SearchResult.edits` has all
 
 
 def layouts_text(result: SearchResult) -> str:
-    """What `print` shows of a search that turned no knobs: the best layout, the next ones, and single changes."""
+    """The printed result of a search that chose only a layout: the best one, the runners-up, and single changes."""
     best = result.best
     parts = [
         f"{result.title or 'search'} on {result.machine.name}: the best layout by {result.objective}",

@@ -142,7 +142,7 @@ class Rule:
 
 
 def rule_of(path: str, line: tuple[str, str], shape: Shape) -> Rule:
-    """How a parameter of this shape is stored, by its line of the table: the tensor's name in the file, and its axes.
+    """Read the line of one parameter: the name of its tensor in the file, and the dims of that tensor's axes.
 
     `{layer}` in a name is each index of that dim; `0/2 io` is the first of two equal parts of an axis. Raises
     `ShapeError` unless name and axes have each dim of the parameter once.
