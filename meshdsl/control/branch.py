@@ -16,6 +16,7 @@ from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
 from .autodiff import pullback
 from .carry import arrays_of, carried, leaves_of, tensors_of, with_captures_of_both
+from .cotangents import zero_cotangent
 from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
@@ -141,7 +142,7 @@ def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) ->
     def branch(graph: Graph) -> Callable[..., Any]:
         def run(*args: Tensor) -> list[Tensor]:
             in_cts = pullback(silent(graph), args[: len(ins)], active)[1](args[len(ins) :])
-            return [zeros_like(ins[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
+            return [zero_cotangent(ins[i], active[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
 
         return run
 

@@ -17,9 +17,11 @@ class Precision:
     """Parameters are stored in `param`; products take operands in `compute` and accumulate in `reduce`.
 
     `reduce` is also the dtype of normalisations, of softmax and of partial sums that devices all-reduce, so it
-    affects the bytes sent. `gradient` is the dtype to which the cotangents of products are rounded; the products of
-    the backward pass accumulate in float32. None is `compute`, as in mixed-precision training; with "float32"
-    cotangents are not rounded, and the backward pass has the speed of float32 products.
+    affects the bytes sent: with "bfloat16", those of gradients are half as many. The gradient of a parameter has the
+    dtype `param`; each device and each loop adds it up in that dtype, and devices in the narrower of `param` and
+    `reduce`. `gradient` is the dtype to which the cotangents of products are rounded, which the products of the
+    backward pass read. None is `compute`, as in mixed-precision training; with "float32" cotangents are not rounded,
+    and the backward pass has the speed of float32 products. No knob of a plan changes these dtypes.
 
     >>> import meshdsl as md
     >>> md.nn.Precision(compute="bfloat16")
@@ -38,12 +40,15 @@ class Precision:
 
     def einsum(self, *xs: md.Tensor, out: DimsLike) -> md.Tensor:
         """Einsum of the operands cast to `compute`, accumulated and returned in `reduce`."""
-        return self._rounded(md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce))
+        return self._rounded(md.einsum(*map(self._operand, xs), out=out, dtype=self.reduce))
 
     def grouped_dot(self, x: md.Tensor, w: md.Tensor, i: md.Tensor, by: DimLike, over: DimLike) -> md.Tensor:
         """`md.grouped_dot` of the operands cast to `compute`, accumulated and returned in `reduce`."""
-        x, w = md.cast(x, self.compute), md.cast(w, self.compute)
+        x, w = self._operand(x), self._operand(w)
         return self._rounded(md.grouped_dot(x, w, i, by=by, over=over, dtype=self.reduce))
+
+    def _operand(self, x: md.Tensor) -> md.Tensor:
+        return md.cast(x, self.compute, reduce=self.reduce)
 
     def _rounded(self, y: md.Tensor) -> md.Tensor:
         """The product; its cotangent is rounded to `gradient`."""

@@ -40,13 +40,14 @@ def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:
     return c.xp.einsum(letters([b.dims for b in c.ins], c.outs[0].dims), *xs, dtype=dtype).astype(dtype)
 
 
-def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+def _einsum_vjp(ct: Tensor, *xs: Tensor, to_dtypes: Sequence[np.dtype]) -> tuple[Tensor, ...]:
     """Each operand's gradient is the einsum of ct with the other operands, in that operand's dim order."""
     grads = []
     for i, x in enumerate(xs):
         others = (*xs[:i], *xs[i + 1 :])
         available = {d.name for y in (ct, *others) for d in y.dims}
-        grad = einsum(*others[:i], ct, *others[i:], out=[d for d in x.dims if d.name in available], dtype=x.dtype)
+        out = [d for d in x.dims if d.name in available]
+        grad = einsum(*others[:i], ct, *others[i:], out=out, dtype=to_dtypes[i])
         grads.append(grad)  # autodiff broadcasts over dims that only x has
     return tuple(grads)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from ..control.host import keep_on_device
 from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten
+from ..ops.dtypes import REDUCED_IN
 from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
@@ -32,6 +33,9 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
     # a body may be inlined twice (forward, and again in a gradient), so its values get new variables
     for eqn in eqns:
         ins = tuple(renamed.get(v, v) for v in eqn.ins)
+        if eqn.op is REDUCED_IN:  # differentiation has read it
+            renamed[eqn.outs[0]] = ins[0]
+            continue
         if isinstance(eqn.control, Call):
             body = eqn.control.graph
             inner = dict(zip(body.ins, ins, strict=True))
