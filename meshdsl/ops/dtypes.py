@@ -142,6 +142,11 @@ def countable(x: Any) -> Tensor:
     return cast(x, "int32") if kind(x.dtype) == "b" else x
 
 
+def is_float8(dtype: np.dtype) -> bool:
+    """True for floats of 8 bits or fewer."""
+    return kind(dtype) == "f" and dtype.itemsize == 1
+
+
 def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
     if x.dtype.itemsize != dtype.itemsize:
         raise ShapeError(f"the bits of {x.dtype.name} cannot be read as {dtype.name}: they differ in number")
@@ -163,11 +168,21 @@ def bitcast(x: Tensor, dtype: Any) -> Tensor:
 
 
 def promote(*xs: Any) -> tuple[Tensor, ...]:
-    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype."""
+    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype.
+
+    Floats of 8 bits beside wider ones are cast to these, which changes no value; JAX refuses that. Raises `ShapeError`
+    for 8-bit floats of two formats, and for others that JAX does not promote.
+    """
     for x in xs:
         if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
             as_tensor(x)  # raises an error that explains how to name dims
     if all(isinstance(x, Tensor) and x.dtype == xs[0].dtype for x in xs):
         return xs
-    dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
+    wide = [x for x in xs if not (isinstance(x, Tensor) and is_float8(x.dtype))]
+    floats = any(isinstance(x, Tensor) and kind(x.dtype) in "fc" for x in wide)
+    try:
+        dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in (wide if floats else xs))))
+    except ValueError:  # jax.dtypes.TypePromotionError
+        listed = " and ".join(dict.fromkeys(x.dtype.name for x in xs if isinstance(x, Tensor)))
+        raise ShapeError(f"{listed} have no common dtype\n  cast one of them with md.cast") from None
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)

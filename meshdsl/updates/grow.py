@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Cond, Eqn, Graph, Var
+from ..ir import Cond, Eqn, Fuses, Graph, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.dtypes import CAST
@@ -60,9 +60,9 @@ class _Branch:
         return found
 
 
-def _narrows(eqn: Eqn) -> bool:
-    """True for a cast to fewer bytes."""
-    return eqn.op is CAST and eqn.outs[0].dtype.itemsize < eqn.ins[0].dtype.itemsize
+def _per_element(eqn: Eqn) -> bool:
+    """True for elementwise operations and reductions."""
+    return eqn.control is None and not eqn.operation.product and eqn.operation.fuses in (Fuses.MAP, Fuses.REDUCE)
 
 
 class Region:
@@ -110,10 +110,34 @@ class Region:
             if size == (len(self.eqns), len(self.inner)):
                 break
         for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
-            for eqn in readers[v] - self.eqns:
-                if _narrows(eqn):
-                    self.take(eqn)
+            for eqn in self.narrow_copies(v):
+                self.take(eqn)
         return self
+
+    def narrow_copies(self, v: Var) -> Sequence[Eqn]:
+        """The casts of a weight to fewer bytes. If nothing else reads it, also what scales it before a cast.
+
+        The scale may be computed from the weight, as from its largest element.
+        """
+        _, readers = uses(self.graph)
+        scaled, casts, values = list[Eqn](), list[Eqn](), {v}
+        for eqn in self.graph.eqns:
+            if eqn in self.eqns or values.isdisjoint(eqn.ins):
+                continue
+            if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+                casts.append(eqn)
+            elif _per_element(eqn) and not self.refusal(eqn):
+                scaled.append(eqn)
+                values.update(eqn.outs)
+        path, needed = set(casts), {x for eqn in casts for x in eqn.ins}
+        for eqn in reversed(scaled):
+            if not needed.isdisjoint(eqn.outs):
+                path.add(eqn)
+                needed.update(eqn.ins)
+        whole = [x for eqn in path.difference(casts) for x in eqn.outs if self.step.form.cuts(x)]
+        if any(readers[x] - path - self.eqns for x in (v, *whole)):
+            return [eqn for eqn in casts if v in eqn.ins]
+        return list(path)
 
     def holds(self, v: Var) -> bool:
         """True if the update computes a value on one shard."""
