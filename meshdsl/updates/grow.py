@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Cond, Eqn, Fuses, Graph, Var
+from ..ir import Cond, Eqn, Graph, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.dtypes import CAST
 from ..ops.placement import SHARD
+from ..passes.hoist import scaled_casts
 from .pending import ShardedGraph, Sums
 from .regions import BranchRegion, CannotShardError, Format, UpdateRegion, renamed, uses
 
@@ -58,11 +59,6 @@ class _Branch:
             needed = region.needed() | {graph.outs[i] for i in self.leaving}
             found.update(self.eqn.ins[1 + i] for i, v in enumerate(graph.ins) if v in needed and v not in region.inner)
         return found
-
-
-def _per_element(eqn: Eqn) -> bool:
-    """True for elementwise operations and reductions."""
-    return eqn.control is None and not eqn.operation.product and eqn.operation.fuses in (Fuses.MAP, Fuses.REDUCE)
 
 
 class Region:
@@ -115,29 +111,10 @@ class Region:
         return self
 
     def narrow_copies(self, v: Var) -> Sequence[Eqn]:
-        """The casts of a weight to fewer bytes. If nothing else reads it, also what scales it before a cast.
-
-        The scale may be computed from the weight, as from its largest element.
-        """
-        _, readers = uses(self.graph)
-        scaled, casts, values = list[Eqn](), list[Eqn](), {v}
-        for eqn in self.graph.eqns:
-            if eqn in self.eqns or values.isdisjoint(eqn.ins):
-                continue
-            if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
-                casts.append(eqn)
-            elif _per_element(eqn) and not self.refusal(eqn):
-                scaled.append(eqn)
-                values.update(eqn.outs)
-        path, needed = set(casts), {x for eqn in casts for x in eqn.ins}
-        for eqn in reversed(scaled):
-            if not needed.isdisjoint(eqn.outs):
-                path.add(eqn)
-                needed.update(eqn.ins)
-        whole = [x for eqn in path.difference(casts) for x in eqn.outs if self.step.form.cuts(x)]
-        if any(readers[x] - path - self.eqns for x in (v, *whole)):
-            return [eqn for eqn in casts if v in eqn.ins]
-        return list(path)
+        """The casts of a weight to fewer bytes. If nothing else reads it, also what scales it before a cast."""
+        path = scaled_casts(self.graph, v, lambda eqn: not self.refusal(eqn), self.eqns)
+        direct = uses(self.graph)[1][v] - self.eqns
+        return path or [eqn for eqn in direct if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize]
 
     def holds(self, v: Var) -> bool:
         """True if the update computes a value on one shard."""

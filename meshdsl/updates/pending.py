@@ -13,6 +13,7 @@ from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
 from .regions import uses
 
+LARGE_STACK = 1 << 20  # bytes of the gradients of all layers; a larger stack is scattered layer by layer
 SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
 
@@ -77,7 +78,8 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
         v = queue.pop()
         eqn, pending, before = producers.get(v), placed.is_pending(v), list[Var]()
         if eqn is not None:
-            if (inner := None if pending and not placed.regather else _in_loop(placed, eqn, v)) is not None:
+            whole = pending and not placed.regather and placed.bytes(v) < LARGE_STACK
+            if (inner := None if whole else _in_loop(placed, eqn, v)) is not None:
                 loops.append(inner)
                 continue
             found, before = (

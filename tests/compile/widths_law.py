@@ -69,7 +69,9 @@ def results(model: Model, row: int | None = None) -> list[np.ndarray]:
     batch = batches[0]
     if row is not None:
         model = dataclasses.replace(model, batch=1)
-        batch = {name: md.tensor(x.numpy()[row : row + 1], [md.Dim("batch", 1), *x.dims[1:]]) for name, x in batch.items()}
+        batch = {
+            name: md.tensor(x.numpy()[row : row + 1], [md.Dim("batch", 1), *x.dims[1:]]) for name, x in batch.items()
+        }
     graph = md.compile(step_of(model), "", "").graph(params, state, batch) if row is not None else graph_of(model)
     with np.errstate(all="ignore"):
         return [np.asarray(x) for x in run(graph, leaves((params, state, batch)), backend.NumPy)]
