@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError, TraceError, at
-from ..ir import Eqn, Graph, Var
+from ..ir import Eqn, Graph, Var, sources_of
 from ..ops.creation import zeros_like
 from ..ops.dtypes import REDUCED_IN, kind
 from ..ops.elementwise import add
@@ -33,39 +33,42 @@ def pullback(
     ins: Sequence[Tensor],
     active: Sequence[Active],
     substitute: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
+    read: Sequence[bool] | None = None,
 ) -> tuple[list[Tensor], Callable[..., Any]]:
     """Returns the graph's results, and a function from result cotangents (None for zero) to input cotangents.
 
     Operations go through `bind`: on concrete tensors they run immediately, inside a trace they add equations.
-    Inputs that are not active get the cotangent None. `substitute(v, x)` may replace the computed value x of v by
-    an equal value.
+    Inputs that are not active get the cotangent None. `substitute(v, x)` may replace the computed value x of v by an
+    equal value. `read` says which results may get a cotangent (default: all); nothing is saved for the others.
     """
-    tape = _Tape(graph, active, ins)
+    tape = _Tape(graph, active, ins, read)
     for eqn in graph.eqns:
         tape.run(eqn, substitute)
     return [tape.env[v] for v in graph.outs], tape.backward
 
 
 class _Tape:
-    """The forward values of a graph, and the equations that depend on active inputs."""
+    """The forward values of a graph, and the equations that depend on active inputs and lead to a read result."""
 
-    def __init__(self, graph: Graph, active: Sequence[Active], ins: Sequence[Tensor]):
+    def __init__(self, graph: Graph, active: Sequence[Active], ins: Sequence[Tensor], read: Sequence[bool] | None):
         self.graph, self.active = graph, active
         self.env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
         self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and is_floating(v)}
         given = zip(graph.ins, active, strict=True)
         self.weights: dict[Var, Weight] = {v: on for v, on in given if isinstance(on, Weight) and v in self.moving}
         self.entries: list[tuple[Eqn, Any]] = []
+        self.read = values_behind(graph, [True] * len(graph.outs) if read is None else read)
 
     def run(self, eqn: Eqn, substitute: Callable[[Var, Tensor], Tensor]) -> None:
         """Compute the results of one equation, and its residuals if it has an active input and a `fwd` rule."""
         op, xs = eqn.operation, [self.env[v] for v in eqn.ins]
-        depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
+        read = [v in self.read for v in eqn.outs]
+        depends = True in read and not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
         residuals = None
         with location(eqn.where, eqn.backward or None):
             active = [self.weights.get(v, v in self.moving) for v in eqn.ins]
             if depends and op.fwd is not None:
-                outs, residuals = op.fwd(*xs, active=active, **eqn.params)
+                outs, residuals = op.fwd(*xs, active=active, read=read, **eqn.params)
             elif depends and op.plain is not None:
                 outs, residuals = pullback(_plain(eqn), xs, active)
             else:
@@ -142,21 +145,27 @@ def _plain(eqn: Eqn) -> Graph:
     return trace(lambda *xs: list(plain(*xs, **params)), [v.type for v in eqn.ins])[0]
 
 
-def vjp_of_graph(graph: Graph, active: Sequence[Active]) -> tuple[Graph, set[Var], list[int]]:
+def values_behind(graph: Graph, read: Sequence[bool]) -> set[Var]:
+    """The values from which a graph computes the results that are `read`, and these results."""
+    outs = [v for v, on in zip(graph.outs, read, strict=True) if on]
+    return {v for eqn in sources_of(graph.eqns, outs) for v in eqn.ins} | set(outs)
+
+
+def vjp_of_graph(graph: Graph, active: Sequence[Active], read: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
     """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
-    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result. Its results are
-    the graph's results, then a cotangent for each active floating input (possibly zeros). The forward values are those
-    that the forward half computes.
+    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`. Its
+    results are the graph's results, then a cotangent for each active floating input (possibly zeros). The forward
+    values are those that the forward half computes.
     """
     n = len(graph.ins)
-    floating = [is_floating(v) for v in graph.outs]
+    floating = [on and is_floating(v) for v, on in zip(graph.outs, read, strict=True)]
     cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
     wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and is_floating(v)]
     forward: set[Var] = set()
 
     def joint(*args: Tensor) -> list[Tensor]:
-        outs, backward = pullback(graph, args[:n], active)
+        outs, backward = pullback(graph, args[:n], active, read=read)
         forward.update(v for eqn in args[0]._trace.eqns for v in eqn.outs)
         out_cts = iter(args[n:])
         with location(None, backward=True):
@@ -222,9 +231,10 @@ def value_and_grad(
         graph, captures, out_structure = trace(flat, [x.type for x in tensors])
         value = _loss_position(graph, out_structure, has_aux)
         active = [False] * len(captures) + [weight or False for weight in weights]
-        outs, backward = pullback(graph, [*captures, *tensors], active)
+        is_loss = [i == value for i in range(len(graph.outs))]
+        outs, backward = pullback(graph, [*captures, *tensors], active, read=is_loss)
         with location(None, backward=True):
-            cts = backward([as_tensor(1, outs[0].dtype) if i == value else None for i in range(len(outs))])
+            cts = backward([as_tensor(1, x.dtype) if on else None for x, on in zip(outs, is_loss, strict=True)])
             leaves = zip(tensors, cts[len(captures) :], weights, strict=True)
             grads = [weight and (zeros_like(x) if ct is None else weight.reduced(ct)) for x, ct, weight in leaves]
         per_argument = tree.tree_unflatten(structure, grads)

@@ -17,6 +17,7 @@ from ..ops.dtypes import at_least_float32, cast, cast_parts
 from ..ops.joining import stack, unstack
 from ..ops.reshape import rename, transpose
 from ..trace import Tensor, bind, evaluate, trace, tree
+from .autodiff import values_behind
 from .carry import carried, leaves_of
 from .cotangents import cotangent_dtype
 from .residuals import split
@@ -43,18 +44,32 @@ def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
     return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
-def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
+def _read_in_any_trip(loop: Scan, read: Sequence[bool]) -> list[bool]:
+    """The results of the body that may get a cotangent: those that are read, and carries that lead to them later."""
+    read = list(read)
+    while True:
+        behind = values_behind(loop.body, read)
+        carries = loop.body.ins[loop.consts : loop.consts + loop.carries]
+        more = [i for i, v in enumerate(carries) if v in behind and not read[i]]
+        if not more:
+            return read
+        for i in more:
+            read[i] = True
+
+
+def _scan_fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], control: Scan) -> Any:
     """Run the loop that also stacks the residuals of its gradient; see `residuals.split`."""
     consts, carries = control.consts, control.carries
     on = list(active)
     on[consts : consts + carries] = [True] * carries
-    forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on)
+    read = _read_in_any_trip(control, read)
+    forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on, read)
     sums = {i: cotangent_dtype(control.body.ins[i], on[i]) for i in wrt if i < consts}
     n = len(control.body.outs)
     outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=_stackable(forward, n, control.dim)))
     held = [ins[i] for i in primal_inputs if i < consts]
     rows = [ins[i] for i in primal_inputs if i >= consts]
-    return outs[:n], (backward, wrt, sums, held, rows, list(outs[n:]))
+    return outs[:n], (backward, read, wrt, sums, held, rows, list(outs[n:]))
 
 
 def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
@@ -87,9 +102,9 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
     Those of constants, which are added up over the trips, are float32 if they are narrower, and cast at the end.
     """
     body, consts, carries = control.body, control.consts, control.carries
-    backward, wrt, sum_dtypes, held, rows, saved = residuals
+    backward, read, wrt, sum_dtypes, held, rows, saved = residuals
     types = _scan_type(control=control)
-    floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
+    floating = [i for i, v in enumerate(body.outs) if read[i] and v.dtype.kind in "fVc"]
     out_cts = {i: zeros_like(types[i]) if cts[i] is None else cts[i] for i in floating}
     n = len(held) + len(rows)
     named = backward.ins[n : n + len(saved)]

@@ -18,6 +18,7 @@ from ..ops.dtypes import REDUCED_IN
 from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
+from .finish_rows import finish_rows_after_loops
 from .narrow_products import narrow_products
 from .unmade import recompute_inside_loops
 
@@ -52,7 +53,8 @@ def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
     graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
     graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
-    return rewritten(dce(cse(graph)), _with_frequency)
+    graph = cse(finish_rows_after_loops(dce(cse(graph))))
+    return rewritten(graph, _with_frequency)
 
 
 def join_transposes(graph: Graph) -> Graph:
