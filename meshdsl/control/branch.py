@@ -12,7 +12,6 @@ from jax.core import Tracer
 from ..dims import Dim
 from ..errors import ShapeError, TraceError
 from ..ir import Cond, Graph, Op, Type, While, silent
-from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
 from .autodiff import pullback
 from .carry import arrays_of, carried, leaves_of, tensors_of, with_captures_of_both

@@ -87,12 +87,12 @@ def _float8_product(x: md.Tensor, y: md.Tensor, out: DimsLike, dtype: str) -> md
 
     def forward(x: md.Tensor, y: md.Tensor) -> Any:
         (a, of_a), (b, of_b) = _in_float8(x, "float8_e4m3fn"), _in_float8(y, "float8_e4m3fn")
-        return md.einsum(a, b, out=out, dtype=dtype) * (of_a * of_b), (a, of_a, b, of_b)
+        return md.einsum(a, b, out=out, dtype=dtype) * of_a * of_b, (a, of_a, b, of_b)
 
     def backward(residuals: Any, ct: md.Tensor) -> tuple[md.Tensor, md.Tensor]:
         a, of_a, b, of_b = residuals
         c, of_c = _in_float8(ct, "float8_e5m2")
-        return _product_for(x, c, b) * (of_c * of_b), _product_for(y, a, c) * (of_a * of_c)
+        return _product_for(x, c, b) * of_c * of_b, _product_for(y, a, c) * of_a * of_c
 
     return md.custom_vjp(product, forward, backward)(x, y)
 
@@ -103,8 +103,9 @@ def _in_float8(x: md.Tensor, dtype: str) -> tuple[md.Tensor, md.Tensor]:
     x = md.cast(x, "float32")
     if not all(d.size for d in x.dims):
         return md.cast(x, dtype), md.cast(1, "float32")
-    peak = md.max(md.abs(md.stop_gradient(x)))
-    scale = md.where((peak > 0) & md.isfinite(peak), peak / largest, 1.0)
+    scale = md.max(md.abs(md.stop_gradient(x))) / largest
+    finite = md.where(md.isfinite(scale), scale, 1.0)  # so that a pending sum may be multiplied by it
+    scale = md.where(finite > 0, finite, 1.0)
     return md.cast(x / scale, dtype), scale
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..ir import Cond, Eqn, Graph, Linear, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
+from ..ops.dtypes import CAST_PARTS
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
 from .regions import uses
@@ -88,7 +89,8 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
             branches += found
             if eqn.backward:  # its forward operands are factors, not gradients
                 before = [x for x in before if x not in producers or producers[x].backward]
-        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in before):
+        narrow = eqn is not None and eqn.op is CAST_PARTS  # devices send their rounded parts
+        if pending and (narrow or not any(placed.shardings.get(x, Sharding()).partial for x in before)):
             sums.append(v)
             continue
         queue += [x for x in before if x not in seen]
