@@ -16,7 +16,7 @@ from ..ir import Eqn, Graph, Var
 from ..ops.creation import zeros_like
 from ..ops.dtypes import cast, kind
 from ..ops.elementwise import add
-from ..ops.reductions import broadcast, sum
+from ..ops.reductions import broadcast, total
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, bind, location, trace, tree
 from .carry import leaves_of
@@ -30,7 +30,7 @@ def is_floating(x: Any) -> bool:
 def fit(ct: Tensor, primal: Tensor) -> Tensor:
     """Sum, broadcast, transpose and cast a cotangent to the dims, order and dtype of its primal."""
     extra = [d for d in ct.dims if d not in primal.dims]
-    ct = sum(ct, extra) if extra else ct
+    ct = total(ct, extra) if extra else ct
     return cast(
         broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), primal.dtype
     )

@@ -25,7 +25,7 @@ from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.dtypes import cast
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
-from ..ops.reductions import broadcast, sum
+from ..ops.reductions import broadcast, total
 from ..ops.slicing import roll, shift
 from ..trace import Tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
@@ -375,7 +375,7 @@ class Pipe:
 
         numbers, new = spread.numbers(microbatch)
         found = self._in_ticks(tick, every, complete, lambda: self._after_rows(numbers, state))
-        return {key: sum(where(complete(tick) & new, x, 0), self.stage) for key, x in found.items()}
+        return {key: total(where(complete(tick) & new, x, 0), self.stage) for key, x in found.items()}
 
     def _after_rows(self, number: Tensor, state: list[Tensor]) -> Sums:
         """The terms after the layers of a micro-batch; with the dim `stage` if each stage has its own number."""
@@ -411,7 +411,7 @@ class Pipe:
         loop, consts = self.loop, self.given[0]
         carries, rows = loop_of(loop.backward).results(loop.backward.outs)
         known = {rows[n]: stacked_again(sums["rows", n], self.dims.stages) for n in loop.rows}
-        known |= {carries[n]: sum(sums["carry", n], self.stage) for n in loop.carries}
+        known |= {carries[n]: total(sums["carry", n], self.stage) for n in loop.carries}
         graph = values(loop.body, [*consts, *known], [v for each in loop.terms for v in each.linear])
         linear = iter(evaluate(graph, [*self.ins[: len(consts)], *known.values()]))
         totals: list[Tensor] = []

@@ -20,7 +20,7 @@ from ..ops.dynamic import dynamic_update_slice
 from ..ops.elementwise import add, where
 from ..ops.indexing import iota, take
 from ..ops.placement import prefer
-from ..ops.reductions import broadcast, sum
+from ..ops.reductions import broadcast, total
 from ..ops.reshape import flatten, unflatten
 from ..ops.slicing import pad, slice, swap_blocks
 from ..trace import Tensor, as_tensor, bind, evaluate, trace
@@ -259,4 +259,4 @@ def _with_row(ring: Tensor, row: Tensor, number: Tensor) -> Tensor:
 
 def of_stage(x: Tensor, stage: Dim, number: int) -> Tensor:
     """The value of one stage, as a sum that is zero on all others."""
-    return sum(where(iota(stage) == number, x, 0), stage)
+    return total(where(iota(stage) == number, x, 0), stage)
