@@ -10,8 +10,8 @@ from typing import Any
 from ..dims import DimLike, DimsLike, find
 from ..errors import ShapeError
 from ..trace import Tensor, as_tensor
-from .dtypes import in_wide, kind, mean_dtype
-from .elementwise import abs, absolute_square, equal, maximum, minimum, sqrt, square, where
+from .dtypes import check_kind, in_wide, mean_dtype
+from .elementwise import abs, equal, maximum, minimum, sqrt, square, where
 from .indexing import iota
 from .reductions import broadcast, max, over_dims, sum
 
@@ -39,12 +39,13 @@ def norm(x: Any, over: DimsLike | None = None, ord: int | float = 2) -> Tensor:
     >>> md.norm(x), md.norm(x, ord=1), md.norm(x, ord=float("inf"))
     (tensor(float32[], 5.), tensor(float32[], 7.), tensor(float32[], 4.))
 
-    The dtype is that of `jnp.linalg.norm`: real, and float32 for integers (float64 for those of 64 bits). Floats of 8
-    and 16 bits are summed in float32. The gradient of the norm of zeros is zero. The squares can overflow;
-    `md.optim.global_norm` avoids that. Raises `ShapeError` for a dim that x lacks, and for another `ord`.
+    The dtype is that of `jnp.linalg.norm`: float32 for integers and booleans (float64 for those of 64 bits). Floats of
+    8 and 16 bits are summed in float32. The gradient of the Euclidean norm of zeros is zero. The squares can overflow;
+    `md.optim.global_norm` avoids that. Raises `ShapeError` for a dim that x lacks, for another `ord`, and for complex
+    numbers.
     """
     x = as_tensor(x)
-    x = _root(absolute_square(x)) if kind(x.dtype) == "c" else x
+    check_kind("norm", x.dtype, "fib")
     dims = over_dims(x, over)
     norms: dict[float, Callable[[Tensor], Tensor]] = {
         1: lambda x: sum(abs(x), dims),

@@ -272,10 +272,15 @@ def _assignment(
     placed = by[0].kept
     counts: Any = 0
     for choice, mask in zip(by, masks, strict=True):
-        counts = counts + md.sum(md.cast(mask & choice.kept, "int32"), args.token)
+        counts = counts + _number_of(mask & choice.kept, args.token)
         placed = placed | choice.kept
-    demand = md.sum(md.cast(first_choice, "int32"), args.token)
+    demand = _number_of(first_choice, args.token)
     return Assignment(by, loss, counts, ~placed, used, demand, args.token, args.expert, args.capacity)
+
+
+def _number_of(mask: md.Tensor, over: md.Dim) -> md.Tensor:
+    """How many along the dim are true, as int32 even where JAX's default integer has 64 bits."""
+    return md.cast(md.sum(mask, over), "int32")
 
 
 def _expert_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
@@ -288,7 +293,7 @@ def _expert_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
     weight, tokens = (md.pad(x, slot.name, 0, slot.size - taken_slots.size, value=-1) for x in best)
     kept = weight >= 0
     picks = Picks(tokens, md.where(kept, weight, 0), kept)
-    counts = md.sum(md.cast(kept, "int32"), slot)
+    counts = _number_of(kept, slot)
     reads = md.where(kept, tokens, token.size)
     chosen = md.any(md.broadcast(reads, [*groups, token, expert, slot]) == md.iota(token), [expert, slot])
     none = md.broadcast(0, counts.dims)
