@@ -13,7 +13,7 @@ from itertools import islice
 
 from ..control import SCAN
 from ..control.batching import batched
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..ir import Eqn, Scan, Type
 from ..ops.dtypes import cast
 from ..ops.dynamic import dynamic_update_slice
@@ -67,7 +67,7 @@ def layers_of_stages(x: Tensor, dims: StageDims, place: Callable[[Tensor], Tenso
 
 def own_layers(x: Tensor, dims: StageDims, block: Tensor) -> Tensor:
     """A stack [stage layer ...], one for each stage, as [stage inner ...]: each stage takes the layers of one block."""
-    every = Dim(f"{dims.stage.name}__of_layer", dims.stage.size * dims.chunks)
+    every = fresh_dim(Dim(f"{dims.stage.name}__of_layer", dims.stage.size * dims.chunks), x.dims, block.dims)
     blocks = layers_of_stages(x, StageDims(dims.layer, every, dims.inner, dims.inner), lambda x: by_stage(x, dims))
     return take(blocks, block, every)
 
