@@ -19,7 +19,7 @@ import numpy as np
 
 from ..control import cond
 from ..control.batching import batched
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..ir import Graph, Product, Type, Var, walk
 from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.dtypes import cast
@@ -162,7 +162,8 @@ class Pipe:
 
     @cached_property
     def _every(self) -> Dim:
-        return Dim(f"{self.stage.name}__collected", self.stage.size * self.loop.schedule.chunks)
+        every = Dim(f"{self.stage.name}__collected", self.stage.size * self.loop.schedule.chunks)
+        return fresh_dim(every, *(v.dims for v in self.collected))
 
     def unit(self, number: Tensor) -> tuple[Tensor, Tensor | int]:
         """The micro-batch and the chunk of a stage's unit of work (`Schedule.unit`); in a bubble, any."""

@@ -95,13 +95,15 @@ def moe_layer(
     node = None if nodes is None else new_dim(nodes, "the nodes")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, model_dim)]
-    gate = md.Dim("gate", expert.size)
+    others = [d for d in (inner, node) if d is not None]
+    gate = md.fresh_dim(md.Dim("gate", expert.size), x.dims, others)
     preset = PRESETS.get(router) or Preset(router, "mesh_tf")
     formula = capacity_formula or preset.capacity
     resolved, options_of = resolve(router, options)
     k = choices_of(resolved, options_of)
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
     slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
+    slot = md.fresh_dim(slot, x.dims, others, [expert, gate])
     jitter_key, policy_key = (None, None) if key is None or not train else md.random.split(key)
 
     with md.scope(name):
@@ -123,7 +125,10 @@ def moe_layer(
         loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
-        divided = (expert,) if node is None else (node, md.Dim(f"{node.name}_expert", expert.size // node.size))
+        divided = (expert,)
+        if node is not None:
+            local = md.Dim(f"{node.name}_expert", expert.size // node.size)
+            divided = node, md.fresh_dim(local, x.dims, others, [gate, slot])
         matrices = _matrices(divided, inner, model_dim, gated, init, precision)
 
         reach = _reach(k, node, options_of)
