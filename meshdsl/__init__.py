@@ -38,7 +38,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
     ),
     "errors.no_effect": ("NoEffectError", "NoEffectWarning"),
-    "dims": ("Dim", "dims"),
+    "dims": ("Dim", "dims", "fresh_dim"),
     "trace.tensors": ("Tensor",),
     "trace.arguments": ("spec", "tensor"),
     "trace.tracing": ("eval_shape",),

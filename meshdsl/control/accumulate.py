@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..dims import Dim, DimLike, find
+from ..dims import Dim, DimLike, find, fresh_dim
 from ..errors import ShapeError
 from ..ir import Eqn, Graph, Type, dce
 from ..ops.creation import zeros_like
@@ -94,6 +94,5 @@ def _parts(leaves: Sequence[Tensor], steps: int, over: DimLike) -> tuple[Dim, li
         raise ShapeError(
             f"md.accumulate cannot cut {dim} into {steps} equal parts\n  give a number of steps that divides {dim.size}"
         )
-    names = {d.name for x in leaves for d in x.dims}
-    step = Dim(next(n for k in range(len(names) + 1) if (n := f"micro{k or ''}") not in names), steps)
+    step = fresh_dim(Dim("micro", steps), *(x.dims for x in leaves))
     return step, [unflatten(x, find(dim, x.dims), [Dim(dim.name, dim.size // steps), step]) for x in leaves]

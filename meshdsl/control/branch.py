@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..errors import ShapeError, TraceError
 from ..ir import Cond, Graph, Op, Type, While, silent
 from ..trace import Tensor, as_tensor, bind, trace, tree
@@ -123,9 +123,8 @@ def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, 
         running = test(tree.tree_unflatten(structure, carry))
         return cond(running, trip, lambda *xs: list(xs), *carry), None
 
-    used = {d.name for x in first for d in x.dims}
-    trips = next(name for k in range(len(used) + 1) if (name := f"trip{k or ''}") not in used)
-    return tree.tree_unflatten(structure, scan(step, first, None, over=Dim(trips, max_trips))[0])
+    trips = fresh_dim(Dim("trip", max_trips), *(x.dims for x in first))
+    return tree.tree_unflatten(structure, scan(step, first, None, over=trips)[0])
 
 
 def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:

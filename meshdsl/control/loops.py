@@ -6,10 +6,10 @@ The gradient is a second scan, in reverse, over the residuals that the first one
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..dims import Dim, DimLike, Shape, find, pick
+from ..dims import Dim, DimLike, Shape, find, fresh_dim, pick
 from ..errors import ShapeError
 from ..ir import Graph, Op, Scan, Type
 from ..ops.creation import zeros_like
@@ -79,16 +79,13 @@ def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
 
     def renamed(*ins: Tensor) -> list[Tensor]:
         outs = evaluate(forward, ins)
-        return [*outs[:n], *(_renamed(x, _other_name(x, dim)) for x in outs[n:])]
+        return [*outs[:n], *(_renamed(x, _other_name(x, dim, forward.known_dim_names)) for x in outs[n:])]
 
     return trace(renamed, [v.type for v in forward.ins])[0]
 
 
-def _other_name(x: Tensor, dim: Dim) -> Shape:
-    taken, name = {d.name for d in x.dims}, f"{dim.name}__inner"
-    while name in taken:
-        name += "_"
-    return tuple(Dim(name, d.size) if d.name == dim.name else d for d in x.dims)
+def _other_name(x: Tensor, dim: Dim, taken: Iterable[str]) -> Shape:
+    return tuple(fresh_dim(Dim(f"{dim.name}__inner", d.size), taken) if d.name == dim.name else d for d in x.dims)
 
 
 def _renamed(x: Tensor, dims: Shape) -> Tensor:

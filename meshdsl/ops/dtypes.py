@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -49,6 +50,24 @@ def kind(dtype: Any) -> str:
 def float_for(dtype: np.dtype) -> str:
     """The float dtype to which integers are promoted for a noninteger result; JAX's rule."""
     return "float64" if dtype.itemsize == 8 else "float32"
+
+
+def mean_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of a mean: that of the operand, or a float for integers and booleans; the rule of `jnp.mean`."""
+    return np.dtype(float_for(dtype)) if kind(dtype) in "ib" else dtype
+
+
+def sum_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of a sum or product: integers and booleans take JAX's default integer; the rule of `jnp.sum`."""
+    if kind(dtype) not in "ib":
+        return dtype
+    default = jax.dtypes.canonicalize_dtype("uint64" if dtype.kind == "u" else "int64")
+    return max(default, dtype, key=lambda each: each.itemsize)
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which sums and products are computed: float32 for floats of 8 and 16 bits."""
+    return np.dtype(np.float32) if kind(dtype) == "f" and dtype.itemsize < 4 else dtype
 
 
 CAST = Op(
@@ -136,10 +155,15 @@ def at_least_float32(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float32) if kind(dtype) == "f" and dtype.itemsize < 4 else dtype
 
 
+def in_wide(f: Callable[[Tensor], Tensor], x: Tensor, dtype: np.dtype) -> Tensor:
+    """f(x) in `dtype`, computed in the dtype of its sums and rounded once, also if devices add partial results."""
+    return cast(f(cast(x, wide_dtype(dtype))), dtype)
+
+
 def countable(x: Any) -> Tensor:
-    """A tensor whose elements can be added up: booleans are counted in int32."""
+    """A tensor whose elements can be added up: booleans are counted in JAX's default integer."""
     x = as_tensor(x)
-    return cast(x, "int32") if kind(x.dtype) == "b" else x
+    return cast(x, sum_dtype(x.dtype)) if kind(x.dtype) == "b" else x
 
 
 def is_float8(dtype: np.dtype) -> bool:

@@ -161,7 +161,10 @@ def _orthogonalized(
     """
     c0, c1, c2 = coefficients
     side = min(matrix, key=_size)
-    row, column, middle = ({d.name: f"{d.name}_{index}" for d in side} for index in ("row", "column", "middle"))
+    row, column, middle = (
+        {d.name: md.fresh_dim(md.Dim(f"{d.name}_{index}", d.size), x.dims).name for d in side}
+        for index in ("row", "column", "middle")
+    )
     stacked = [d for d in x.dims if d not in (*matrix.inputs, *matrix.outputs)]
     square = [*stacked, *(md.Dim(names[d.name], d.size) for names in (row, column) for d in side)]
     x = md.rename(md.cast(x / (norm(x, (*matrix.inputs, *matrix.outputs)) + eps), x.dtype), **row)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, fresh_dim
 from ..ir import Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
@@ -171,17 +171,25 @@ def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes, 
         if set(by) <= {*gradient.partial, *gradient.axes(d)}
     }
     padded = tuple(extents.padded(d) for d in shape)
-    return _least_padded(mesh, shape, padded, Sharding.of(split), tuple(split.items()), axes)
+    return _least_padded(
+        mesh, shape, padded, Sharding.of(split), tuple(split.items()), axes, placed.graph.known_dim_names
+    )
 
 
 @lru_cache(maxsize=4096)
 def _least_padded(
-    mesh: Mesh, shape: Shape, padded: Sequence[int], sharding: Sharding, split: Sequence[tuple[str, Axes]], axes: Axes
+    mesh: Mesh,
+    shape: Shape,
+    padded: Sequence[int],
+    sharding: Sharding,
+    split: Sequence[tuple[str, Axes]],
+    axes: Axes,
+    taken: frozenset[str],
 ) -> Format:
     sizes = dict(zip(shape, padded, strict=True))
 
     def name(d: Dim, by: Axes) -> Dim:
-        return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
+        return fresh_dim(Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size), taken)
 
     def cut(assignment: Sequence[Dim]) -> tuple[int, Format]:
         cuts: dict[Dim, Axes] = {}

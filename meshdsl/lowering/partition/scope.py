@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from ...dims import Dim
+from ...dims import Dim, Shape, fresh_dim
 from ...errors import InternalError, Where
 from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Graph, Op, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
@@ -43,6 +43,7 @@ class Setting:
 
     mesh: Mesh
     layout: Layout
+    dim_names: frozenset[str]  # of the whole graph
     extents: Extents
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
@@ -104,6 +105,10 @@ class Scope:
     ) -> None:
         """Add an operation or a collective that the lowering of an equation needs, with the equation's line."""
         self.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, eqn.where, eqn.backward, cause))
+
+    def fresh_dim(self, name: str, size: int, *taken: Shape) -> Dim:
+        """A dim of this name, or nearly, that neither the model nor these shapes have."""
+        return fresh_dim(Dim(name, size), self.setting.dim_names, *taken)
 
     def is_zero(self, v: Var) -> bool:
         """True for unmaterialized zeros, which are a pending sum over any axes."""
