@@ -9,7 +9,7 @@ from ..dims import Dim, DimLike, find, fresh_dim
 from ..errors import ShapeError
 from ..ir import Eqn, Graph, Type, dce
 from ..ops.creation import zeros_like
-from ..ops.dtypes import CAST, CAST_PARTS, at_least_float32, cast, cast_parts, kind
+from ..ops.dtypes import CAST, CAST_PARTS, cast, cast_parts, kind, wide_dtype
 from ..ops.elementwise import add
 from ..ops.reshape import unflatten
 from ..trace import Tensor, bind1, evaluate, trace, tree
@@ -51,7 +51,7 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
         results = evaluate(summed, [*captures, *part])
         return [add(a, cast(b, a.dtype)) for a, b in zip(total, results, strict=True)], None
 
-    zeros = [zeros_like(Type(v.dims, at_least_float32(v.dtype))) for v in summed.outs]
+    zeros = [zeros_like(Type(v.dims, wide_dtype(v.dtype))) for v in summed.outs]
     totals, _ = scan(add_part, zeros, parts, over=step)
     ends = zip(totals, summed.outs, casts, strict=True)
     return tree.tree_unflatten(out, [_cast_as(cast_parts(x, v.dtype), each) for x, v, each in ends])

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ir import Eqn, Fuses, Linear, Type, Var
 from ..ops.creation import zeros_like
-from ..ops.dtypes import CAST, at_least_float32, cast, cast_parts
+from ..ops.dtypes import CAST, cast, cast_parts, wide_dtype
 from ..ops.reductions import broadcast, total
 from ..ops.reshape import transpose
 from ..trace import Tensor
@@ -63,7 +63,7 @@ def zero_cotangent(x: Any, active: Active) -> Tensor:
 def fit(ct: Tensor, primal: Tensor, dtype: np.dtype) -> Tensor:
     """Sum, broadcast, transpose and cast a cotangent to the dims and order of its primal, and to a dtype."""
     if extra := [d for d in ct.dims if d not in primal.dims]:
-        ct = cast_parts(total(cast(ct, at_least_float32(ct.dtype)), extra), dtype)
+        ct = cast_parts(total(cast(ct, wide_dtype(ct.dtype)), extra), dtype)
     return cast(broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), dtype)
 
 

@@ -13,7 +13,7 @@ from ..dims import Dim, DimLike, Shape, find, fresh_dim, pick
 from ..errors import ShapeError
 from ..ir import Graph, Op, Scan, Type
 from ..ops.creation import zeros_like
-from ..ops.dtypes import at_least_float32, cast, cast_parts
+from ..ops.dtypes import cast, cast_parts, wide_dtype
 from ..ops.joining import stack, unstack
 from ..ops.reshape import rename, transpose
 from ..trace import Tensor, bind, evaluate, trace, tree
@@ -118,7 +118,7 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
 
     last_cts = {i: ct for i, ct in out_cts.items() if i < carries}
     row_cts = {i: ct for i, ct in out_cts.items() if i >= carries}
-    zeros = {i: zeros_like(Type(body.ins[i].dims, at_least_float32(dtype))) for i, dtype in sum_dtypes.items()}
+    zeros = {i: zeros_like(Type(body.ins[i].dims, wide_dtype(dtype))) for i, dtype in sum_dtypes.items()}
     stacks = (rows, saved, row_cts)
     (first_cts, sums), x_cts = scan(step, (last_cts, zeros), stacks, over=control.dim, reverse=not control.reverse)
     sums = {i: cast_parts(total, sum_dtypes[i]) for i, total in sums.items()}

@@ -150,11 +150,6 @@ def cast_parts(x: Tensor, dtype: Any) -> Tensor:
     return x if x.dtype == dtype else bind1(CAST_PARTS, x, dtype=np.dtype(dtype))
 
 
-def at_least_float32(dtype: np.dtype) -> np.dtype:
-    """The dtype in which values of this dtype are added up: float32 for narrower floats."""
-    return np.dtype(np.float32) if kind(dtype) == "f" and dtype.itemsize < 4 else dtype
-
-
 def in_wide(f: Callable[[Tensor], Tensor], x: Tensor, dtype: np.dtype) -> Tensor:
     """f(x) in `dtype`, computed in the dtype of its sums and rounded once, also if devices add partial results."""
     return cast(f(cast(x, wide_dtype(dtype))), dtype)
