@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 import meshdsl as md
+from meshdsl.models import classification
 
 __all__ = [
     "Config", "LAYOUTS", "digits", "digits_batch", "held_out_digits", "inputs", "loss", "model", "optimizer",
@@ -127,14 +128,9 @@ def model(config: Config) -> md.Model:
     return md.model(resnet)
 
 
-def loss(config: Config) -> Callable[..., md.Tensor]:
+def loss(config: Config) -> Callable[..., md.train.Metric]:
     """The loss function: mean cross entropy, in nats."""
-    logits_of = model(config)
-
-    def cross_entropy(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
-        return md.mean(md.nn.softmax_cross_entropy(logits_of(params, batch), batch["target"], "classes"))
-
-    return cross_entropy
+    return classification.loss(model(config), "target")
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:
