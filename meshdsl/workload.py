@@ -184,15 +184,17 @@ class Workload:
 
             def share(params: Any) -> tuple[md.Tensor, Any]:
                 loss, metrics, statistics = _parts(loss_of(params, {**batch, **split.joined(rows)}, *own_key))
-                joined = [sums.of_terms(lambda t: t.part(index, n)) for sums in (loss, *metrics.values())]
+                totals = loss.of_terms(lambda t: dataclasses.replace(t, count=None))  # the counts are known
+                joined = [sums.of_terms(lambda t: t.part(index, n)) for sums in (totals, *metrics.values())]
                 return loss.share(n, counts), (joined, {path: x / n for path, x in statistics.items()})
 
             (_, aux), grads = md.value_and_grad(share, has_aux=True)(params)
             return aux, grads
 
         (joined, statistics), grads = md.accumulate(gradients, split.rows, n, split.dim, numbered=numbered)
-        loss, *metrics = (sums.of_terms(lambda t: t.whole(n)).result() for sums in joined)
-        return (loss, (dict(zip(found[1], metrics, strict=True)), statistics)), grads
+        loss, *metrics = (sums.of_terms(lambda t: t.whole(n)) for sums in joined)
+        results = {name: sums.result() for name, sums in zip(found[1], metrics, strict=True)}
+        return (loss.share(1, counts), (results, statistics)), grads
 
     def _with_remat(self, remat: str) -> Workload:
         """The workload with this rematerialisation; "model": its own."""
@@ -224,8 +226,8 @@ class Workload:
         over = self.mean_over(self.config)
         if over is None:
             raise md.ShapeError(
-                f"{self.name} with this config does not run in micro-batches: mean_over(config) is None, because its "
-                "loss is not a mean of terms that do not depend on each other\n"
+                f"{self.name} with this config does not run in micro-batches: its loss is not declared to be a mean of "
+                "independent terms, because mean_over(config) is None\n"
                 "  batch normalisation and dropout make terms depend on the batch; train on smaller batches"
             )
         return (over, 1) if isinstance(over, str) else over
@@ -236,7 +238,8 @@ class Workload:
         if self.mean_over is None and (plain or statistics):
             what = f"{plain[0]!r} is a plain scalar" if plain else f"the loss returns {next(iter(statistics))!r}"
             raise md.ShapeError(
-                f"{self.name} does not run in micro-batches: {what}, and a mean of means is not the mean\n"
+                f"{self.name} does not run in micro-batches: {what}, not declared to be a mean over a dim; a mean of "
+                "means is not the mean\n"
                 "  return the sum and the count, md.train.mean(total, count); md.train.total, maximum, minimum, norm "
                 "and same join other numbers\n"
                 "  or, if each is a mean of as many independent terms in every part, claim it: "

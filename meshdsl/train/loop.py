@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,6 @@ def train(
             reader=Recorder(state, steps, tokens_of(specs), non_finite, max_skips, peak_seconds),
         )
         first_step = state.step
-        loop.check_evaluation()
         yield from loop.all_steps(resumed=restored is not None)
         yield _end(state, loop.reader, steps - first_step, time.perf_counter() - started, batches)
 
@@ -147,7 +146,7 @@ class _Loop:
     stop: Stop
     reader: Recorder
     save_due: bool = False
-    averaged: list[str] = field(default_factory=list)  # plain metrics that no check has found to be means
+    averaged: list[str] | None = None  # plain metrics that could not be checked; None before the first evaluation
 
     def all_steps(self, *, resumed: bool) -> Iterator[Record]:
         """The records of all remaining steps, and of the saves and evaluations between and after them."""
@@ -219,11 +218,17 @@ class _Loop:
         """Evaluate on the held-out batches; yields the records of the last step and of the evaluation."""
         yield from self.reader.read()
         total: dict[str, Sums] = {}
+        first: list[Mapping[str, np.ndarray]] = []
         for i in range(self.eval_batches):
-            metrics = self.metrics_of(self.batches("held_out", i))
+            batch = self.batches("held_out", i)
+            metrics = self.metrics_of(batch)
             total = joined([total, metrics]) if total else dict(metrics)
+            if self.averaged is None and len(first) < 2:
+                first.append(batch)
             if signal_number := self.stop.now():
                 yield from self.stop_run(signal_number)
+        if len(first) == 2:
+            self.averaged = check_average(self.workload, first, self.metrics_of)
         totals = {name: on_host(sums) for name, sums in total.items()}
         if isinstance(self.batches, Text):
             totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
@@ -235,14 +240,6 @@ class _Loop:
         """The metrics of an evaluation batch, which are joined with those of others."""
         checked = tensors(batch, self.specs, self.targets)
         return self.evaluate_step(self.state.tree["params"], checked, *self.eval_key)
-
-    def check_evaluation(self) -> None:
-        """Raises `MeshdslError` if this run would report a wrong mean over its evaluation batches."""
-        args = (self.state.tree["params"], dict(self.specs), *self.eval_key)
-        shapes = md.eval_shape(self.workload.eval_step(join=True), *args) if self.eval_batches > 1 else {}
-        if any(sums.plain for sums in shapes.values()):
-            batches = [self.batches("held_out", i) for i in range(2)]
-            self.averaged = check_average(self.workload, batches, self.metrics_of)
 
     def check_microbatches(self, batch: Mapping[str, np.ndarray]) -> None:
         """Raises `MeshdslError` if the micro-batches of this batch would be joined wrongly."""

@@ -67,7 +67,7 @@ def check_average(workload: md.Workload, batches: Sequence[Arrays], evaluate: Ev
     Raises `MeshdslError` for one whose mean over two batches is not that of all their rows: it changes when the
     batches swap half of their rows. A mean over the rows does not.
     """
-    before = [evaluate(batch) for batch in batches]
+    before = [evaluate(batches[0])]
     plain = [name for name, sums in before[0].items() if sums.plain]
     try:
         over, group = workload.parts_along() if plain else ("", 1)
@@ -75,6 +75,7 @@ def check_average(workload: md.Workload, batches: Sequence[Arrays], evaluate: Ev
         return plain
     if not plain:
         return []
+    before.append(evaluate(batches[1]))
     swapped: list[dict[str, np.ndarray]] = [dict(batch) for batch in batches]
     for name in batches[0]:
         if over in (names := _names(workload, name)):
