@@ -11,13 +11,14 @@ from ..ir import Eqn, Graph, Type, dce
 from ..ops.creation import zeros_like
 from ..ops.dtypes import CAST, CAST_PARTS, cast, cast_parts, kind, wide_dtype
 from ..ops.elementwise import add
+from ..ops.indexing import iota
 from ..ops.reshape import unflatten
 from ..trace import Tensor, bind1, evaluate, trace, tree
 from .carry import leaves_of
 from .loops import scan
 
 
-def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "batch") -> Any:
+def accumulate(f: Callable[..., Any], xs: Any, steps: int, over: DimLike = "batch", *, numbered: bool = False) -> Any:
     """The sum of `f(part)` over `steps` equal parts of `xs` along a dim, computed one part at a time.
 
     >>> import meshdsl as md
@@ -33,13 +34,17 @@ def accumulate(f: Callable[[Any], Any], xs: Any, steps: int, over: DimLike = "ba
     and no data is sent, if the size of a part is a multiple of the number of devices along the dim. Parts of
     consecutive elements would gather the batch. Gradients are summed on each device and reduced once, after the last
     part. Totals of floats narrower than 32 bits are float32, and cast at the end. `f` returns a pytree of tensors; for
-    a mean, divide the result by `steps`. One step is `f(xs)`, without a loop. Raises `ShapeError` if a tensor lacks the
-    dim or its size is not a multiple of `steps`.
+    a mean, divide the result by `steps`. With `numbered`, f also gets the number of the part, from 0: `f(part,
+    number)`. One step is `f(xs)`, without a loop. Raises `ShapeError` if a tensor lacks the dim or its size is not a
+    multiple of `steps`.
     """
     leaves, structure = leaves_of(xs)
     step, parts = _parts(leaves, steps, over)
+    if numbered:
+        leaves, parts = [*leaves, cast(0, "int32")], [*parts, iota(step, "int32")]
     types = [type(x.type)(tuple(d for d in x.dims if d != step), x.dtype) for x in parts]
-    graph, captures, out = trace(lambda *part: f(tree.tree_unflatten(structure, part)), types)
+    n = structure.num_leaves
+    graph, captures, out = trace(lambda *part: f(tree.tree_unflatten(structure, part[:n]), *part[n:]), types)
     if any(v.dtype.kind == "b" for v in graph.outs):
         raise ShapeError("md.accumulate adds up what its function returns, and booleans have no sum")
     if steps == 1:  # nothing is added up: no loop keeps a sharded update from the gradient
