@@ -95,7 +95,7 @@ def embedding(
     """
     rows, into = new_dim(rows, "the rows of md.nn.embedding"), new_dim(into, "the width of md.nn.embedding")
     table = md.param(name, [rows, into], init=init or md.init.normal(0.02), dtype=precision.param)
-    return md.cast(md.take(table, ids, rows), precision.compute), table
+    return md.cast(md.take(table, ids, rows, drop=True), precision.compute), table
 
 
 def learned_positions(
