@@ -108,6 +108,7 @@ _MODULES = {
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
+    "train": "train",
 }  # public names that are modules
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -2,6 +2,7 @@
 
 from . import nn as nn
 from . import optim as optim
+from . import train as train
 from .compile import Compiled as Compiled
 from .compile import compile as compile
 from .compile import host_devices as host_devices

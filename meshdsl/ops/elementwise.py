@@ -268,6 +268,7 @@ right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
 
 ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # passes match these records
 EQUAL, NOT_EQUAL, REMAINDER = _RECORDS["equal"], _RECORDS["not_equal"], _RECORDS["remainder"]
+ISFINITE = _RECORDS["isfinite"]
 
 
 def absolute_square(x: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def _at_most_zero(x: Tensor, over: Shape) -> Tensor:
     return x - stop_gradient(max(x, over)) if size_of(over) else x
 
 
-def _softmax_fwd(x: Tensor, *, active: Sequence[bool], over: Shape, control: Call) -> Any:
+def _softmax_fwd(x: Tensor, *, active: Sequence[bool], read: Sequence[bool], over: Shape, control: Call) -> Any:
     (out,) = control.graph.outs
     p = cast(_quotient(x, over), out.dtype)
     return [p], p

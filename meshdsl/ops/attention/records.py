@@ -161,7 +161,7 @@ def own_shardings(eqn: Eqn) -> list[Sharding]:
     return [Sharding.of(dict(s.split), [axis for axis in every if axis not in s.split_axes]) for s in splits]
 
 
-def _fwd(*ins: Tensor, active: Sequence[bool], **params: Any) -> Any:
+def _fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], **params: Any) -> Any:
     outs = bind(ATTENTION, *ins, **params)
     return outs, (ins, outs)
 
