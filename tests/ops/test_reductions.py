@@ -114,7 +114,7 @@ def test_dtypes_of_reductions_are_jnps_without_64_bits() -> None:
     with jax.enable_x64(False):
         for dtype in [d for d in DTYPES if not re.search("64$|128$", d) or d == "complex64"]:
             names = [name for name in REDUCTIONS if (name, dtype) not in REFUSED]
-            f = lambda x, names=names: [REDUCTIONS[name][0](x, "a") for name in names]
+            f = lambda x, names=names: [REDUCTIONS[name][0](x, "a") for name in names]  # noqa: E731
             for name, ours in zip(names, md.eval_shape(f, md.spec("a:8 b:2", dtype)), strict=True):
                 assert ours.dtype == expected(name, operand(dtype, SIZES[1])).dtype, (name, dtype, ours.dtype)
 
