@@ -163,7 +163,12 @@ def local(
         return apply(f, tensors, out, (mapped, summed), unchecked, flops)
     if unchecked or flops is not None:
         raise ShapeError("unchecked= and flops= of md.local are for JAX functions: add split= or contract=")
-    shape = pick(out, operand_dims, new=True)
+    try:
+        shape = pick(out, operand_dims, new=True)
+    except ShapeError as error:
+        raise ShapeError(
+            f"{error}\n  or, if the function takes arrays of JAX, say so with split=: split='' maps over none"
+        ) from None
 
     @functools.wraps(f)  # so that programs print its name
     def checked(*blocks: Tensor) -> Tensor:

@@ -107,12 +107,18 @@ def _sized(dims: Shape, block: Mapping[Dim, int]) -> Shape:
     return tuple(Dim(d.name, block.get(d, d.size)) for d in dims)
 
 
-def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
-    """The labels that win by `md.prefer`; unresolved conflicts are reported."""
+def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> tuple[Claims, list[str]]:
+    """The claims without those of new dims to taken axes, and the labels that win by `md.prefer`.
+
+    Conflicts that are not resolved are reported.
+    """
     if not claims.contested and scope.setting.hints.keys().isdisjoint(eqn.outs):
-        return []
+        return claims, []
     hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
     preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
+    if not eqn.backward:
+        present = {label for names in labels.ins for label in names.values()}
+        claims = claims.without_taken(set(claims.options) - present - set(preferred) - set(claims.annotations))
     for conflict in claims.contested:
         pair = {conflict.first, conflict.second}
         tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
@@ -120,5 +126,5 @@ def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> 
         if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
             by_label = {label: d for names in labels.outs for d, label in names.items()}
             named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
-            report_conflict(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
-    return preferred
+            report_conflict(scope, claims, named, f"the result of {eqn.op}", tensor, eqn.where)
+    return claims, preferred

@@ -133,7 +133,7 @@ def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     for conflict in claims.contested:
         if not {conflict.first, conflict.second} & set(hint):
             first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
-            report_conflict(scope, conflict, v.name or "an input", v, first_use)
+            report_conflict(scope, claims, conflict, v.name or "an input", v, first_use)
     return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
 
 
