@@ -19,6 +19,7 @@ from .annotations import annotated_splits
 from .choose import Claims, choose
 from .equation import lower
 from .legality import all_in_one, named_by_layouts, report_conflict, shard_problems
+from .placement_ops import counted_dims
 from .planner import Seconds
 from .scope import Reader, Scope, Setting
 from .whole_dims import whole_dims
@@ -52,6 +53,7 @@ def partition(
         preferences(graph),
         problems,
         whole_dims(graph),
+        counted_dims(graph),
         annotated_splits(graph, layout.rules),
         seconds=seconds,
     )
