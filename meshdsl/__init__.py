@@ -38,7 +38,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "CheckpointError", "InternalError", "LayoutError", "MeshdslError", "SaveError", "ShapeError", "TraceError",
     ),
     "errors.no_effect": ("NoEffectError", "NoEffectWarning"),
-    "dims": ("Dim", "dims"),
+    "dims": ("Dim", "dims", "fresh_dim"),
     "trace.tensors": ("Tensor",),
     "trace.arguments": ("spec", "tensor"),
     "trace.tracing": ("eval_shape",),
@@ -108,6 +108,7 @@ _MODULES = {
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
+    "train": "train",
 }  # public names that are modules
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 

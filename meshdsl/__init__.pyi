@@ -2,6 +2,7 @@
 
 from . import nn as nn
 from . import optim as optim
+from . import train as train
 from .compile import Compiled as Compiled
 from .compile import compile as compile
 from .compile import host_devices as host_devices
@@ -32,6 +33,7 @@ from .cost.network import place as place
 from .cost.report.report import Report as Report
 from .dims import Dim as Dim
 from .dims import dims as dims
+from .dims import fresh_dim as fresh_dim
 from .errors import CheckpointError as CheckpointError
 from .errors import InternalError as InternalError
 from .errors import LayoutError as LayoutError

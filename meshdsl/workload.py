@@ -16,6 +16,8 @@ import jax
 
 import meshdsl as md
 
+from .metric import Sums, sums_of
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -23,16 +25,21 @@ class Workload:
 
     `config` is a frozen dataclass of plain values; the other fields are functions of it. `inputs(config)` returns the
     specs of a batch, a dict of tensors. The model takes a batch. `loss(config)` returns a function `(params, batch)` or
-    `(params, batch, key)`, which returns a scalar, or a scalar and a dict of scalar metrics. A model whose parameters
-    include running statistics also returns a dict of their new values, by path: a step stores them, so its optimizer
-    should leave them alone (`md.optim.with_frozen`). `eval_loss(config)` is optional: the loss of evaluation, where it
-    differs. `layouts` maps names to the text of a mesh and the text of a layout; a model file mentions mesh axes
-    nowhere else.
+    `(params, batch, key)`, which returns a loss, or a loss and a dict of metrics. Each is a scalar, or says how it is
+    computed from parts of the data: `md.train.mean(total, count)` and the other functions that return a
+    `md.train.Metric`. A model whose parameters include running statistics also returns a dict of their new values, by
+    path: a step stores them, so its optimizer should leave them alone (`md.optim.with_frozen`). `eval_loss(config)` is
+    optional: the loss of evaluation, where it differs. `layouts` maps names to the text of a mesh and the text of a
+    layout; a model file mentions mesh axes nowhere else.
 
-    `mean_over(config)` is optional. It returns the dim of the batch over which loss and metrics are means of terms that
-    do not depend on each other, or None: with batch normalisation, dropout or a weighted mean there is no such dim. A
-    step runs in micro-batches along this dim. A config with the field `remat` (False, True, or a policy of
-    `md.checkpoint`) lets a plan choose the rematerialisation.
+    A step runs in micro-batches, parts of the batch along one dim, if the loss and all metrics are `md.train.Metric`s:
+    the result is that of the whole batch. A scalar is not joined, unless `mean_over(config)`, which is optional, claims
+    that it is a mean over a dim of the batch, of terms that do not depend on each other; `meshdsl.train.train` checks
+    this. `mean_over` returns the dim of the parts, by default `batch`, or the only dim that all inputs have; the dim
+    and a number n, if a part must consist of whole groups of n consecutive elements; or None if the model does not
+    allow parts, because of batch normalisation or dropout. A loss that takes a key gets another one in each
+    micro-batch. A config with the field `remat` (False, True, or a policy of `md.checkpoint`) lets a plan choose the
+    rematerialisation.
 
     `data(config, seed)` is optional. It returns a function of a split (`train` or `held_out`) and a step (for
     `held_out`: the index of the evaluation batch), which returns a batch as a dict of arrays. Without it, training uses
@@ -76,7 +83,7 @@ class Workload:
     optimizer: Callable[[Any], Any]
     layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     data: Callable[[Any, int], Callable[[str, int], Mapping[str, Any]]] | None = None
-    mean_over: Callable[[Any], str | None] | None = None
+    mean_over: Callable[[Any], str | tuple[str, int] | None] | None = None
     hugging_face: md.HuggingFace | None = None
     decoder: Callable[[Any, Callable[..., Any]], Callable[..., md.Tensor]] | None = None
     eval_loss: Callable[[Any], Callable[..., Any]] | None = None
@@ -139,21 +146,55 @@ class Workload:
         """The function `(params, batch[, key]) -> ((loss, (metrics, statistics)), gradients)`."""
         workload = self._with_remat(remat)
         loss_of = workload.loss(workload.config)
-        over = self._parts_along() if microbatches > 1 else ""
 
         def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, Any]:
-            return _parts(loss_of(params, *rest))
+            loss, metrics, statistics = _parts(loss_of(params, *rest))
+            return loss.result(), ({name: sums.result() for name, sums in metrics.items()}, statistics)
 
-        gradients = md.value_and_grad(with_metrics, has_aux=True)
-        if microbatches == 1:
-            return gradients
+        return (
+            md.value_and_grad(with_metrics, has_aux=True)
+            if microbatches == 1
+            else functools.partial(workload._accumulated, microbatches, loss_of)
+        )
 
-        def accumulated(params: dict[str, md.Tensor], batch: dict[str, md.Tensor], *key: md.Tensor) -> Any:
-            parts = {name: x for name, x in batch.items() if over in [d.name for d in x.dims]}
-            total = md.accumulate(lambda part: gradients(params, {**batch, **part}, *key), parts, microbatches, over)
-            return jax.tree.map(lambda x: x / microbatches, total)
+    def _accumulated(
+        self, n: int, loss_of: Callable[..., Any], params: Any, batch: Mapping[str, md.Tensor], *key: md.Tensor
+    ) -> Any:
+        """The loss, metrics, statistics and gradients of n micro-batches.
 
-        return accumulated
+        Counts have no gradient, so those of the whole batch are computed first; whatever else of the loss they do not
+        need is dead code. Each micro-batch then adds its total, divided by the count of all, and gradients add up.
+        """
+        over, group = self.parts_along()
+        rows = {name: x for name, x in batch.items() if over in [d.name for d in x.dims]}
+        split = _Rows(over, group, rows)
+        found: list[Any] = []
+
+        def counts_of(rows: Mapping[str, md.Tensor]) -> list[Any]:
+            found[:] = _parts(loss_of(params, {**batch, **split.joined(rows)}, *key))
+            return [term.count for term in found[0].terms]
+
+        counts = md.accumulate(counts_of, split.rows, 1, split.dim)
+        self._check_joined(*found)
+        numbered = bool(key) or any(t.how in ("maximum", "minimum") for sums in found[1].values() for t in sums.terms)
+
+        def gradients(rows: Mapping[str, md.Tensor], *number: md.Tensor) -> Any:
+            index = number[0] if number else None
+            own_key = [md.random.fold_in(k, number[0]) for k in key]
+
+            def share(params: Any) -> tuple[md.Tensor, Any]:
+                loss, metrics, statistics = _parts(loss_of(params, {**batch, **split.joined(rows)}, *own_key))
+                totals = loss.of_terms(lambda t: dataclasses.replace(t, count=None))  # the counts are known
+                joined = [sums.of_terms(lambda t: t.part(index, n)) for sums in (totals, *metrics.values())]
+                return loss.share(n, counts), (joined, {path: x / n for path, x in statistics.items()})
+
+            (_, aux), grads = md.value_and_grad(share, has_aux=True)(params)
+            return aux, grads
+
+        (joined, statistics), grads = md.accumulate(gradients, split.rows, n, split.dim, numbered=numbered)
+        loss, *metrics = (sums.of_terms(lambda t: t.whole(n)) for sums in joined)
+        results = {name: sums.result() for name, sums in zip(found[1], metrics, strict=True)}
+        return (loss.share(1, counts), (results, statistics)), grads
 
     def _with_remat(self, remat: str) -> Workload:
         """The workload with this rematerialisation; "model": its own."""
@@ -166,34 +207,93 @@ class Workload:
             )
         return self.replace(remat={"none": False, "full": True}.get(remat, remat))
 
-    def _parts_along(self) -> str:
-        """The dim along which the batch is divided into micro-batches."""
-        over = self.mean_over(self.config) if self.mean_over else None
+    def parts_along(self) -> tuple[str, int]:
+        """The dim along which a batch is divided into parts, and the number of its elements that stay together.
+
+        Raises `ShapeError` if the batch cannot be divided.
+        """
+        if self.mean_over is None:
+            inputs = [[d.name for d in spec.dims] for spec in self.inputs(self.config).values()]
+            shared = [name for name in inputs[0] if all(name in names for names in inputs)]
+            has_batch = any("batch" in names for names in inputs)
+            if not has_batch and len(shared) != 1:
+                raise md.ShapeError(
+                    f"{self.name} does not say along which dim its batch is divided into micro-batches\n"
+                    f"  dims of all inputs: {', '.join(shared) or 'none'}; choose one: "
+                    "md.Workload(mean_over=lambda config: 'batch')"
+                )
+            return "batch" if has_batch else shared[0], 1
+        over = self.mean_over(self.config)
         if over is None:
             raise md.ShapeError(
                 f"{self.name} with this config does not run in micro-batches: its loss is not declared to be a mean of "
-                "independent terms over a dim\n"
-                "  if it is (no batch normalisation, no dropout, no weighted mean), say so: "
+                "independent terms, because mean_over(config) is None\n"
+                "  batch normalisation and dropout make terms depend on the batch; train on smaller batches"
+            )
+        return (over, 1) if isinstance(over, str) else over
+
+    def _check_joined(self, loss: Sums, metrics: Mapping[str, Sums], statistics: Mapping[str, Any]) -> None:
+        """Raises `ShapeError` if parts of the batch cannot be joined."""
+        plain = [name for name, sums in {"loss": loss, **metrics}.items() if sums.plain]
+        if self.mean_over is None and (plain or statistics):
+            what = f"{plain[0]!r} is a plain scalar" if plain else f"the loss returns {next(iter(statistics))!r}"
+            raise md.ShapeError(
+                f"{self.name} does not run in micro-batches: {what}, not declared to be a mean over a dim; a mean of "
+                "means is not the mean\n"
+                "  return the sum and the count, md.train.mean(total, count); md.train.total, maximum, minimum, norm "
+                "and same join other numbers\n"
+                "  or, if each is a mean of as many independent terms in every part, claim it: "
                 "md.Workload(mean_over=lambda config: 'batch')"
             )
-        return over
 
-    def eval_step(self) -> Callable[..., Any]:
-        """The function `step(params, batch[, key]) -> metrics`, which includes the loss and updates nothing."""
+    def eval_step(self, *, join: bool = False) -> Callable[..., Any]:
+        """The function `step(params, batch[, key]) -> metrics`, which includes the loss and updates nothing.
+
+        With `join`, the metrics are those of a part of the data, as `meshdsl.train.train` joins them.
+        """
         loss_of = (self.eval_loss or self.loss)(self.config)
 
-        def eval_step(params: Any, batch: Any, *key: md.Tensor) -> dict[str, md.Tensor]:
-            loss, (metrics, _) = _parts(loss_of(params, batch, *key))
-            return {"loss": loss, **metrics}
+        def eval_step(params: Any, batch: Any, *key: md.Tensor) -> dict[str, Any]:
+            loss, metrics, _ = _parts(loss_of(params, batch, *key))
+            parts = {"loss": loss, **metrics}
+            return parts if join else {name: sums.result() for name, sums in parts.items()}
 
         return eval_step
 
 
-def _parts(result: Any) -> tuple[md.Tensor, tuple[dict[str, md.Tensor], dict[str, md.Tensor]]]:
+class _Rows:
+    """Inputs along a dim whose groups of consecutive elements stay together, and the reverse of the grouping."""
+
+    def __init__(self, over: str, group: int, rows: dict[str, md.Tensor]):
+        self.over, self.dim, self.rows = over, over, rows
+        if group > 1:
+            taken = {d.name for x in rows.values() for d in x.dims}
+            self.dim, self.inner = (_fresh(f"{over}__{part}", taken) for part in ("groups", "group"))
+            self.rows = {name: self._grouped(name, x, group) for name, x in rows.items()}
+
+    def _grouped(self, name: str, x: md.Tensor, group: int) -> md.Tensor:
+        dim = next(d for d in x.dims if d.name == self.over)
+        if dim.size % group:
+            raise md.ShapeError(f"{name!r} has {dim}, which is not a multiple of the {group} elements of a group")
+        return md.unflatten(x, dim, [md.Dim(self.dim, dim.size // group), md.Dim(self.inner, group)])
+
+    def joined(self, rows: Mapping[str, md.Tensor]) -> dict[str, md.Tensor]:
+        """The inputs of a part, with the dim that the model knows."""
+        if self.dim == self.over:
+            return dict(rows)
+        return {name: md.flatten(x, [self.dim, self.inner], self.over) for name, x in rows.items()}
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """The name, or a longer one that is not taken."""
+    return next(n for k in range(len(taken) + 1) if (n := f"{name}{k or ''}") not in taken)
+
+
+def _parts(result: Any) -> tuple[Sums, dict[str, Sums], dict[str, md.Tensor]]:
     """The loss, its metrics and the new running statistics, of what a loss returns."""
     loss, *more = result if isinstance(result, tuple) else (result,)
     metrics, statistics = (*more, {}, {})[:2]
-    return loss, (metrics, statistics)
+    return sums_of(loss), {name: sums_of(x) for name, x in metrics.items()}, statistics
 
 
 def _replaced(params: Any, statistics: Mapping[str, md.Tensor]) -> Any:

@@ -90,11 +90,13 @@ class Options:
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
     reduce_dtype: str = "float32"
+    products: str = ""  # "float8": products in 8 bits
 
     @property
     def precision(self) -> md.nn.Precision:
         """The dtypes as a value."""
-        return md.nn.Precision(self.param_dtype, self.compute_dtype, self.reduce_dtype)
+        dtypes = self.param_dtype, self.compute_dtype, self.reduce_dtype
+        return md.nn.Precision(*dtypes, products=self.products or None)
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def workload(name: str, config: Any, network: Callable[[Any], tuple[Network, Emp
 
     return md.Workload(
         name, config, model=model, inputs=inputs, loss=lambda config: loss(model(config)), decoder=decoder,
-        optimizer=lambda config: md.optim.adam(config.learning_rate), mean_over=lambda config: "batch", **more,
+        optimizer=lambda config: md.optim.adam(config.learning_rate), **more,
     )  # fmt: skip
 
 
@@ -299,11 +301,11 @@ def network(
     return run, lambda dims: [stack.cache(dims) for stack in stacks]
 
 
-def loss(logits_of: md.Model) -> Callable[..., md.Tensor]:
-    """The loss function: mean cross entropy of the next token, in nats."""
+def loss(logits_of: md.Model) -> Callable[..., md.train.Metric]:
+    """The loss function: mean cross entropy of the next token, in nats; targets of -100 are ignored."""
 
-    def mean_loss(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
+    def mean_loss(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.train.Metric:
         each = md.nn.softmax_cross_entropy(logits_of(params, batch), batch["targets"], prefer="batch")
-        return md.mean(each)
+        return md.train.mean(each, batch["targets"] != -100)
 
     return mean_loss

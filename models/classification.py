@@ -27,20 +27,25 @@ def inputs(config: Any) -> dict[str, object]:
     return {"image": md.spec(image, config.compute_dtype), "targets": md.spec(image[0], "int32")}
 
 
-def loss(logits_of: Callable[..., md.Tensor]) -> Callable[..., md.Tensor]:
-    """The loss function: mean cross entropy, in nats."""
+def loss(logits_of: Callable[..., md.Tensor], targets: str = "targets") -> Callable[..., md.train.Metric]:
+    """The loss function: mean cross entropy, in nats; targets of -100 are ignored."""
 
-    def cross_entropy(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
-        return md.mean(md.nn.softmax_cross_entropy(logits_of(params, batch), batch["targets"], "classes"))
+    def cross_entropy(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.train.Metric:
+        return mean_loss(logits_of(params, batch), batch[targets])
 
     return cross_entropy
+
+
+def mean_loss(logits: md.Tensor, targets: md.Tensor) -> md.train.Metric:
+    """The mean cross entropy of the targets that are not -100, in nats."""
+    return md.train.mean(md.nn.softmax_cross_entropy(logits, targets, "classes"), targets != -100)
 
 
 def workload(name: str, config: Any, model: Callable[[Any], md.Model], **more: Any) -> md.Workload:
     """The workload of a classifier whose images do not depend on each other, with Adam."""
     return md.Workload(
         name, config, model=model, inputs=inputs, loss=lambda config: loss(model(config)),
-        optimizer=lambda config: md.optim.adam(config.learning_rate), mean_over=lambda config: "batch", **more,
+        optimizer=lambda config: md.optim.adam(config.learning_rate), **more,
     )  # fmt: skip
 
 
@@ -61,14 +66,13 @@ def stateful_workload(
 ) -> md.Workload:
     """The workload of a classifier with `batch_norm`; the second argument of `network` is true for training."""
 
-    def loss(config: Any, training: bool = True) -> Callable[..., tuple[md.Tensor, Values, Values]]:
+    def loss(config: Any, training: bool = True) -> Callable[..., tuple[md.train.Metric, Values, Values]]:
         """Mean cross entropy in nats, no metrics, and the new running statistics by path."""
         run = md.model(network(config, training))
 
-        def cross_entropy(params: Values, batch: Values) -> tuple[md.Tensor, Values, Values]:
+        def cross_entropy(params: Values, batch: Values) -> tuple[md.train.Metric, Values, Values]:
             logits, statistics = run(params, batch)
-            mean = md.mean(md.nn.softmax_cross_entropy(logits, batch["targets"], "classes"))
-            return mean, {}, dict(_paths(statistics))
+            return mean_loss(logits, batch["targets"]), {}, dict(_paths(statistics))
 
         return cross_entropy
 

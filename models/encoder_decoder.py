@@ -82,6 +82,7 @@ class Parts:
 
     @property
     def blocks(self) -> md.Dim:
+        """The dim of the decoder's layers."""
         return md.Dim("layer", self.config.layers // self.every)
 
     @property
@@ -159,8 +160,10 @@ class Parts:
                 total = total if aux is None else total + md.cast(aux, total.dtype)
             return x, total
 
-        keys = None if key is None else md.random.split(key, self.blocks)
-        x, total = md.layers(block, (x, self.zero), over=self.blocks, xs=keys, remat=self.config.remat)
+        # a dim of its own, so that `layer:stages` makes a pipeline of the decoder: a step has one stack in stages
+        blocks = self.blocks if causal else md.Dim("layer_encoder", self.blocks.size)
+        keys = None if key is None else md.random.split(key, blocks)
+        x, total = md.layers(block, (x, self.zero), over=blocks, xs=keys, remat=self.config.remat)
         return self.norm(x, "norm"), total
 
     def encoded(

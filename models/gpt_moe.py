@@ -44,15 +44,10 @@ def loss(config: Config) -> Callable[..., Any]:
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:
         logits, aux = logits_of(params, batch, key)
         each = md.nn.softmax_cross_entropy(logits, batch["targets"], label_smoothing=config.label_smoothing)
-        cross_entropy = md.mean(each)
-        return cross_entropy + md.cast(aux, cross_entropy.dtype), {"cross_entropy": cross_entropy, "aux": aux}
+        cross_entropy, balance = md.train.mean(each, batch["targets"] != -100), md.train.mean(aux)
+        return cross_entropy + balance, {"cross_entropy": cross_entropy, "aux": balance}
 
     return total
-
-
-def _independent(config: Config) -> bool:
-    """True if sequences share neither a group nor random numbers."""
-    return config.sequences == 1 and not config.dropout and config.router in ("switch", "batch_prioritised")
 
 
 gpt_moe = md.Workload(
@@ -63,7 +58,7 @@ gpt_moe = md.Workload(
     loss=loss,
     optimizer=moe_transformer.optimizer,
     layouts=LAYOUTS,
-    mean_over=lambda config: "batch" if _independent(config) else None,
+    mean_over=moe_transformer.parts,
 )
 gpt2_moe = gpt_moe.replace(layers=12, d_model=768, heads=12, d_head=64, d_ff=3072, expert_hidden=3072, vocab=50304)
 gpt2_moe_large = gpt_moe.replace(

@@ -60,12 +60,12 @@ def model(config: Config) -> md.Model:
     return md.model(two_layers)
 
 
-def loss(config: Config) -> Callable[..., md.Tensor]:
+def loss(config: Config) -> Callable[..., md.train.Metric]:
     """The loss function: mean squared error."""
     y_of = model(config)
 
-    def squared_error(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
-        return md.mean(md.square(y_of(params, batch) - batch["target"]))
+    def squared_error(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.train.Metric:
+        return md.train.mean(md.square(y_of(params, batch) - batch["target"]))
 
     return squared_error
 
@@ -78,5 +78,4 @@ mlp = md.Workload(
     loss=loss,
     optimizer=lambda config: md.optim.sgd(config.learning_rate),
     layouts=LAYOUTS,
-    mean_over=lambda config: "batch",
 )

@@ -17,7 +17,7 @@ from typing import Any
 import meshdsl as md
 from meshdsl.models import seq2seq
 
-__all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "preset"]
+__all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "parts", "preset"]
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,15 @@ def loss(config: Config) -> Callable[..., Any]:
 
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:
         logits, aux = logits_of(params, batch, key)
-        cross_entropy = seq2seq.token_loss(config, logits, batch["targets"])
-        return cross_entropy + md.cast(aux, cross_entropy.dtype), {"cross_entropy": cross_entropy, "aux": aux}
+        cross_entropy, balance = seq2seq.token_loss(config, logits, batch["targets"]), md.train.mean(aux)
+        return cross_entropy + balance, {"cross_entropy": cross_entropy, "aux": balance}
 
     return total
+
+
+def parts(config: Any) -> tuple[str, int] | None:
+    """Micro-batches have whole groups: then the auxiliary loss, a mean over groups, is that of the batch."""
+    return None if config.dropout else ("batch", config.sequences)
 
 
 def optimizer(config: Any) -> md.optim.Optimizer:
@@ -145,7 +150,10 @@ def optimizer(config: Any) -> md.optim.Optimizer:
     return md.optim.adafactor(rate, max_b2=0.99, stacked="layer* expert")
 
 
-moe = md.Workload("moe", Config(), model=model, inputs=seq2seq.inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS)
+moe = md.Workload(
+    "moe", Config(), model=model, inputs=seq2seq.inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS,
+    mean_over=parts,
+)  # fmt: skip
 
 FAMILY = tuple((experts, layers) for layers in (12, 36) for experts in (128, 512, 2048)) + ((2048, 60),)
 

@@ -96,20 +96,20 @@ def loss(config: Config) -> Callable[..., Any]:
 
     def cross_entropy(
         params: dict[str, md.Tensor], batch: dict[str, md.Tensor]
-    ) -> tuple[md.Tensor, dict[str, md.Tensor]]:
+    ) -> tuple[md.train.Metric, dict[str, md.train.Metric]]:
         score = score_of(params, batch)  # [batch, candidate]
         called = md.cast(md.iota(score.dims[-1], "int32") == 0, score.dtype)
-        mean = md.mean(md.softplus(score) - called * score)
+        mean = md.train.mean(md.softplus(score) - called * score)
         return mean, ({"hit_rate": _hits(score)} if config.negatives >= TOP else {})
 
     return cross_entropy
 
 
-def _hits(score: md.Tensor) -> md.Tensor:
+def _hits(score: md.Tensor) -> md.train.Metric:
     """The share of rows in which fewer than TOP other candidates score at least as high as the first."""
     first = md.sum(md.slice(score, "candidate", 0, 1), "candidate")
     higher = md.sum(md.cast(score >= first, "int32"), "candidate") - 1
-    return md.mean(md.cast(higher < TOP, "float32"))
+    return md.train.mean(higher < TOP)
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:

@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 import meshdsl as md
+from meshdsl.models import classification
 
 __all__ = [
     "Config", "LAYOUTS", "digits", "digits_batch", "held_out_digits", "inputs", "loss", "model", "optimizer",
@@ -127,14 +128,9 @@ def model(config: Config) -> md.Model:
     return md.model(resnet)
 
 
-def loss(config: Config) -> Callable[..., md.Tensor]:
+def loss(config: Config) -> Callable[..., md.train.Metric]:
     """The loss function: mean cross entropy, in nats."""
-    logits_of = model(config)
-
-    def cross_entropy(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
-        return md.mean(md.nn.softmax_cross_entropy(logits_of(params, batch), batch["target"], "classes"))
-
-    return cross_entropy
+    return classification.loss(model(config), "target")
 
 
 def optimizer(config: Config) -> md.optim.Optimizer:
@@ -142,8 +138,13 @@ def optimizer(config: Config) -> md.optim.Optimizer:
     return md.optim.momentum(config.learning_rate, config.momentum)
 
 
+def _parts(config: Config) -> str | None:
+    """Images depend on each other through batch normalisation alone."""
+    return None if config.norm == "batch" else "batch"
+
+
 resnet50 = md.Workload(
-    "resnet50", Config(), model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS
+    "resnet50", Config(), model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS, mean_over=_parts
 )
 digits = md.Workload(  # a small network for scikit-learn's 8 x 8 digits, which trains in a minute on a laptop
     "digits",
@@ -151,7 +152,7 @@ digits = md.Workload(  # a small network for scikit-learn's 8 x 8 digits, which 
         batch=64, height=8, width=8, color=1, classes=10, blocks=(1, 2, 1, 1), stem=8, expansion=2, stem_size=3,
         stem_stride=1, stem_pool=0, groups=4, learning_rate=0.05,
     ),
-    model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS,
+    model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS, mean_over=_parts,
 )  # fmt: skip
 
 _HELD_OUT = 297

@@ -53,11 +53,10 @@ def inputs(config: Config) -> dict[str, object]:
     }
 
 
-def token_loss(config: Config, logits: md.Tensor, targets: md.Tensor) -> md.Tensor:
+def token_loss(config: Config, logits: md.Tensor, targets: md.Tensor) -> md.train.Metric:
     """The mean cross entropy of the targets that are not padding, in nats."""
-    each = md.nn.softmax_cross_entropy(logits, targets, label_smoothing=config.label_smoothing)
-    real = targets != 0
-    return md.sum(md.where(real, each, 0)) / md.maximum(md.sum(md.cast(real, each.dtype)), 1)
+    each = md.nn.softmax_cross_entropy(logits, targets, label_smoothing=config.label_smoothing, ignore=0)
+    return md.train.mean(each, targets != 0)
 
 
 def model(config: Config) -> md.Model:
@@ -65,14 +64,14 @@ def model(config: Config) -> md.Model:
     return transformer(config)
 
 
-def loss(config: Config) -> Callable[..., md.Tensor]:
+def loss(config: Config) -> Callable[..., md.train.Metric]:
     """The loss function: mean cross entropy of the targets; with dropout it also takes a key."""
     logits_of = model(config)
 
-    def plain(params: Any, batch: dict[str, md.Tensor]) -> md.Tensor:
+    def plain(params: Any, batch: dict[str, md.Tensor]) -> md.train.Metric:
         return token_loss(config, logits_of(params, batch)[0], batch["targets"])
 
-    def with_dropout(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> md.Tensor:
+    def with_dropout(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> md.train.Metric:
         return token_loss(config, logits_of(params, batch, key)[0], batch["targets"])
 
     return with_dropout if config.dropout else plain
@@ -83,4 +82,7 @@ def optimizer(config: Config) -> md.optim.Optimizer:
     return md.optim.adam(config.learning_rate)
 
 
-seq2seq = md.Workload("seq2seq", Config(), model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS)
+seq2seq = md.Workload(
+    "seq2seq", Config(), model=model, inputs=inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS,
+    mean_over=lambda config: None if config.dropout else "batch",
+)  # fmt: skip

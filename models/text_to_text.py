@@ -70,5 +70,5 @@ def workload(name: str, config: Any, network: Callable[[Any], Network], **more: 
 
     return md.Workload(
         name, config, model=model, inputs=inputs, loss=lambda config: causal.loss(model(config)), decoder=decoder,
-        optimizer=lambda config: md.optim.adam(config.learning_rate), mean_over=lambda config: "batch", **more,
+        optimizer=lambda config: md.optim.adam(config.learning_rate), **more,
     )  # fmt: skip

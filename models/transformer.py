@@ -111,17 +111,20 @@ def model(config: Config) -> md.Model:
     return md.model(transformer)
 
 
-def loss(config: Config) -> Callable[..., md.Tensor]:
-    """The loss function: mean cross entropy of the next token, in nats; with dropout it also takes a key."""
+def loss(config: Config) -> Callable[..., md.train.Metric]:
+    """The loss function: mean cross entropy of the next token, in nats; with dropout it also takes a key.
+
+    Targets of -100 are ignored.
+    """
     logits_of = model(config)
 
-    def mean_loss(logits: md.Tensor, batch: dict[str, md.Tensor]) -> md.Tensor:
+    def mean_loss(logits: md.Tensor, batch: dict[str, md.Tensor]) -> md.train.Metric:
         each = md.nn.softmax_cross_entropy(
             logits, batch["targets"], z_loss=config.z_loss, label_smoothing=config.label_smoothing
         )
-        return md.mean(each)
+        return md.train.mean(each, batch["targets"] != -100)
 
-    def plain(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.Tensor:
+    def plain(params: dict[str, md.Tensor], batch: dict[str, md.Tensor]) -> md.train.Metric:
         return mean_loss(logits_of(params, batch), batch)
 
     def with_dropout(params: dict[str, md.Tensor], batch: dict[str, md.Tensor], key: md.Tensor | None = None):

@@ -63,11 +63,9 @@ def loss(config: Config) -> Callable[..., Any]:
 
     def total(params: Any, batch: dict[str, md.Tensor], key: md.Tensor | None = None) -> Any:
         logits, aux = evaluation(params, batch) if key is None else training(params, batch, key)
-        cross_entropy = seq2seq.token_loss(config, logits, batch["targets"])
-        real = batch["targets"] != 0
-        right = md.sum(md.cast(real & (md.argmax(logits, "vocab") == batch["targets"]), "float32"))
-        metrics = {"cross_entropy": cross_entropy, "aux": aux, "right": right / md.sum(md.cast(real, "float32"))}
-        return cross_entropy + md.cast(aux, cross_entropy.dtype), metrics
+        cross_entropy, balance = seq2seq.token_loss(config, logits, batch["targets"]), md.train.mean(aux)
+        right = md.train.mean(md.argmax(logits, "vocab") == batch["targets"], batch["targets"] != 0)
+        return cross_entropy + balance, {"cross_entropy": cross_entropy, "aux": balance, "right": right}
 
     return total
 
@@ -181,5 +179,6 @@ translation = md.Workload(
     optimizer=optimizer,
     layouts=moe_transformer.LAYOUTS,
     data=data,
+    mean_over=moe_transformer.parts,
 )
 dense = translation.replace(experts=0)

@@ -5,19 +5,30 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
 
 import meshdsl as md
 
 from .precision import DimLike, dim_of
 
-Targets = list[tuple[md.Tensor, md.Dim]]
-_seen: contextvars.ContextVar[Targets | None] = contextvars.ContextVar("targets", default=None)
+
+class Targets(NamedTuple):
+    """The targets of a loss, the dim of their classes, and the target that is ignored."""
+
+    targets: md.Tensor
+    classes: md.Dim
+    ignore: int | None
+
+
+_seen: contextvars.ContextVar[list[Targets] | None] = contextvars.ContextVar("targets", default=None)
 
 
 @contextlib.contextmanager
-def targets_seen() -> Iterator[Targets]:
-    """The targets of the losses that are traced in this context, each with the dim of its classes."""
-    seen: Targets = []
+def targets_seen() -> Iterator[list[Targets]]:
+    """The targets of the losses that are traced in this context."""
+    seen: list[Targets] = []
     token = _seen.set(seen)
     try:
         yield seen
@@ -32,6 +43,7 @@ def softmax_cross_entropy(
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
+    ignore: int | None = -100,
     prefer: DimLike | None = None,
 ) -> md.Tensor:
     """-log softmax(logits)[target] for each target; the result has the dims of the logits without `over`.
@@ -47,9 +59,13 @@ def softmax_cross_entropy(
     `z_loss` is the weight of an added term log(sum(exp(logits))) ** 2 (Mesh-TensorFlow; de Brebisson and Vincent,
     2016). Computed in float32, or in the dtype of the logits if that is wider. Where a layout maps `over` and another
     dim to one axis, `over` is sharded, or `prefer` if it is given: the batch, where weights are stored sharded and
-    gathered for use. A target without a class, below 0 or from the size of `over`, has a loss of log(sum(exp(logits)))
-    minus the largest logit, and a gradient as if it were masked out; `meshdsl train` and `meshdsl.train.train` refuse
-    batches with targets from the size of `over`.
+    gathered for use.
+
+    Where a target is `ignore`, the loss and its gradient are exactly 0, also if logits there are infinite or NaN. A
+    mean over all targets would still count them; `meshdsl.train.mean(losses, targets != -100)` does not. With
+    `ignore=None`, no target is ignored. Any other target below 0 or from the size of `over` has no class:
+    `meshdsl train` and `meshdsl.train.train` refuse batches with one. Elsewhere nothing looks at the values of targets;
+    its loss is then that of a target with the largest logit, and its gradient that of log(sum(exp(logits))).
     """
     classes = dim_of(logits, over)
     if targets.dtype.kind not in "iu":
@@ -58,7 +74,7 @@ def softmax_cross_entropy(
             f"  for probabilities: -md.sum(targets * md.log_softmax(logits, {classes.name!r}), {classes.name!r})"
         )
     if (seen := _seen.get()) is not None:
-        seen.append((targets, classes))
+        seen.append(Targets(targets, classes, ignore))
     if not 0 <= label_smoothing <= 1:
         raise md.ShapeError(f"label_smoothing is from 0 to 1, got {label_smoothing}")
     if logits.dtype.itemsize < 4:
@@ -67,13 +83,27 @@ def softmax_cross_entropy(
     logits = md.prefer(logits, *order)
     shift = md.stop_gradient(md.max(logits, classes))
     shifted = logits - shift
+    ignored = _ignored(targets, ignore)
+    if ignored is not None:
+        shifted = md.where(ignored, 0, shifted)  # here, and not only at the end: 0 times an infinite gradient is NaN
     is_target = md.prefer(md.one_hot(targets, classes, bool), *order)
     sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(is_target, shifted, 0), classes)]
     if label_smoothing:
         sums.append(md.sum(shifted, classes))
-    total, target, *rest = md.unstack(md.stack(sums, "sums"), "sums")  # stacked, so that one all-reduce finishes them
+    stacked = "loss__sums"
+    while stacked in {d.name for d in logits.dims}:
+        stacked += "_"
+    total, target, *rest = md.unstack(md.stack(sums, stacked), stacked)  # stacked, so that one all-reduce finishes them
     log_total = md.log(total)
     for logit_sum in rest:
         target = (1 - label_smoothing) * target + (label_smoothing / classes.size) * logit_sum
     loss = log_total - target
-    return loss + z_loss * md.square(log_total + shift) if z_loss else loss
+    if z_loss:
+        loss = loss + z_loss * md.square(log_total + shift)
+    return loss if ignored is None else md.where(ignored, 0, loss)
+
+
+def _ignored(targets: md.Tensor, ignore: int | None) -> md.Tensor | None:
+    """True for the targets that are ignored; None if the dtype of the targets has no such number."""
+    limits = np.iinfo(targets.dtype)
+    return None if ignore is None or not limits.min <= ignore <= limits.max else targets == ignore

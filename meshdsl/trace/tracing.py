@@ -243,11 +243,15 @@ def _result(traced: OpenTrace, leaf: Any) -> Var:
 
 
 def as_tensor(x: Any, dtype: Any = None) -> Tensor:
-    """Convert a number or 0-d array to a tensor without dims; return a tensor unchanged.
+    """Convert a number or 0-d array to a tensor without dims; return a tensor unchanged, a metric's value for a metric.
 
     Raises `ShapeError` for an array with axes, and for an integer that does not fit into `dtype`.
     """
-    return x if isinstance(x, Tensor) else bind1(FULL, value=checked_number(x, dtype), shape=())
+    if isinstance(x, Tensor):
+        return x
+    if hasattr(x, "__md_tensor__"):  # as NumPy asks for `__array__`: `md.train.Metric`, which is built on all of this
+        return x.__md_tensor__()
+    return bind1(FULL, value=checked_number(x, dtype), shape=())
 
 
 def checked_number(x: Any, dtype: Any = None) -> Any:

@@ -4,6 +4,7 @@ import sys
 
 from ..errors import UsageError
 from ..errors.boundary import guarded_module
+from ..metric import Metric, combine, maximum, mean, minimum, norm, same, total
 from . import report
 from .adapters import from_datasets, from_grain
 from .batches import data_for
@@ -24,6 +25,7 @@ __all__ = [
     "Document",
     "Iterated",
     "Keeping",
+    "Metric",
     "NonFiniteLoss",
     "Progress",
     "Settings",
@@ -32,6 +34,7 @@ __all__ = [
     "Stopped",
     "TokenFiles",
     "UsageError",
+    "combine",
     "configure",
     "corpus",
     "data_for",
@@ -39,10 +42,16 @@ __all__ = [
     "from_grain",
     "load",
     "load_tokenizer",
+    "maximum",
+    "mean",
     "mesh_and_layout",
+    "minimum",
+    "norm",
     "report",
     "resolve",
+    "same",
     "stages",
+    "total",
     "train",
     "write_tokens",
 ]

@@ -79,31 +79,31 @@ def described(batches: Batches) -> dict[str, Any] | None:
     return as_json(describe()) if describe is not None else None
 
 
-def classes_of(loss: Callable[..., Any], *args: Any) -> dict[str, md.Dim]:
-    """The inputs of a loss that are targets of `md.nn.softmax_cross_entropy`, with the dim of their classes.
+def targets_of(loss: Callable[..., Any], *args: Any) -> dict[str, md.nn.losses.Targets]:
+    """The inputs of a loss that are targets of `md.nn.softmax_cross_entropy`, with their classes and what is ignored.
 
     `args` are specs of its parameters, batch and key. Inputs that the loss changes first, such as by a shift, are not
     found.
     """
-    classes: dict[str, md.Dim] = {}
+    found: dict[str, md.nn.losses.Targets] = {}
 
     def traced(params: Any, batch: Mapping[str, md.Tensor], *key: md.Tensor) -> Any:
         with md.nn.losses.targets_seen() as seen:
             loss(params, batch, *key)
-        classes.update({name: dim for targets, dim in seen for name, x in batch.items() if x is targets})
+        found.update({name: each for each in seen for name, x in batch.items() if x is each.targets})
         return ()
 
     md.eval_shape(traced, *args)
-    return classes
+    return found
 
 
 def tensors(
-    batch: Mapping[str, np.ndarray], specs: Mapping[str, Any], classes: Mapping[str, md.Dim]
+    batch: Mapping[str, np.ndarray], specs: Mapping[str, Any], targets: Mapping[str, md.nn.losses.Targets]
 ) -> dict[str, md.Tensor]:
     """Converts a batch of arrays to tensors with the dims and dtypes of the workload's inputs.
 
-    Raises `MeshdslError` if an input is missing, if its shape or dtype does not match, or if it has a target that is
-    no position of its dim in `classes`. Negative targets are accepted: they mark places that the loss masks out.
+    Raises `MeshdslError` if an input is missing, if its shape or dtype does not match, or if one of `targets` has a
+    value that is neither a class nor ignored.
     """
     if not isinstance(batch, Mapping):
         raise md.MeshdslError(
@@ -115,15 +115,23 @@ def tensors(
             f"the batch has no array {missing[0]!r}; it has: {', '.join(batch) or 'none'}\n"
             f"  return one array for each of the workload's inputs: {', '.join(specs)}"
         )
-    for name, dim in classes.items():
-        largest = int(np.max(batch[name], initial=0))
-        if largest >= dim.size:
-            raise md.MeshdslError(
-                f"the array {name!r} of the batch has the target {largest}, and {dim.name} has the classes 0 to "
-                f"{dim.size - 1}\n  set the size of {dim.name} to that of the data's vocabulary, or check the dtype "
-                "that the data is read as"
-            )
+    for name, each in targets.items():
+        _check_targets(name, np.asarray(batch[name]), each)
     return {name: _tensor(name, batch[name], spec) for name, spec in specs.items()}
+
+
+def _check_targets(name: str, values: np.ndarray, targets: md.nn.losses.Targets) -> None:
+    """Raises `MeshdslError` for a target that is neither a class nor ignored."""
+    dim, ignore = targets.classes, targets.ignore
+    counted = values if ignore is None else values[values != ignore]
+    wrong = [int(x) for x in (np.max(counted, initial=0), np.min(counted, initial=0)) if not 0 <= x < dim.size]
+    if wrong:
+        marked = "no target is ignored" if ignore is None else f"{ignore} marks targets that are ignored"
+        raise md.MeshdslError(
+            f"the array {name!r} of the batch has the target {wrong[0]}, and {dim.name} has the classes 0 to "
+            f"{dim.size - 1}; {marked}\n  set the size of {dim.name} to that of the data's vocabulary, check the dtype "
+            "that the data is read as, or pass ignore= to md.nn.softmax_cross_entropy"
+        )
 
 
 def _tensor(name: str, values: Any, spec: Any) -> md.Tensor:

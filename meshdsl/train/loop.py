@@ -19,8 +19,10 @@ import numpy as np
 
 import meshdsl as md
 
-from .batches import Batches, Text, classes_of, data_for, described, tensors, tokens_of
+from ..metric import Sums, on_host
+from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
 from .iterators import position_of
+from .parts import check_average, check_microbatches, joined
 from .reader import Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
@@ -63,9 +65,9 @@ def train(
     run, types = stages(workload, plan, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
     specs = workload.inputs(workload.config)
-    classes = classes_of(workload.loss(workload.config), types[0], specs, *types[3:])
-    if isinstance(batches, TokenFiles) and "targets" in classes:
-        batches.check(classes["targets"].size)
+    targets = targets_of(workload.loss(workload.config), types[0], specs, *types[3:])
+    if isinstance(batches, TokenFiles) and "targets" in targets:
+        batches.check(targets["targets"].classes.size)
     stop = Stop() if stop is None else stop
     with closing(keep):
         started = time.perf_counter()
@@ -82,15 +84,17 @@ def train(
             left = max(steps - state.step, 0)
             yield {"event": "resume", "step": state.step, "from": source, "changed": changed, "steps_left": left}
         loop = _Loop(
+            workload=workload,
+            plan=plan,
             state=state,
             steps=steps,
             seed=seed,
             batches=batches,
             specs=specs,
-            classes=classes,
+            targets=targets,
             description=description,
             run=run,
-            evaluate_step=md.compile(workload.eval_step(), mesh, layout),
+            evaluate_step=md.compile(workload.eval_step(join=True), mesh, layout),
             keys=_Keys(key) if key_parameter else None,
             eval_key=(key,) if needs_key else (),  # an optional key is not passed: no dropout
             eval_every=eval_every,
@@ -123,12 +127,14 @@ def _check(workload: Any, steps: Any, batches: Any, non_finite: str) -> None:
 class _Loop:
     """The run of one process: what every step needs."""
 
+    workload: md.Workload
+    plan: md.Plan
     state: State
     steps: int
     seed: int
     batches: Batches
     specs: Mapping[str, Any]
-    classes: Mapping[str, md.Dim]
+    targets: Mapping[str, md.nn.losses.Targets]
     description: Mapping[str, Any] | None
     run: Callable[..., Any]
     evaluate_step: Callable[..., Any]
@@ -140,6 +146,7 @@ class _Loop:
     stop: Stop
     reader: Recorder
     save_due: bool = False
+    averaged: list[str] | None = None  # plain metrics that could not be checked; None before the first evaluation
 
     def all_steps(self, *, resumed: bool) -> Iterator[Record]:
         """The records of all remaining steps, and of the saves and evaluations between and after them."""
@@ -170,7 +177,10 @@ class _Loop:
     def one_step(self) -> Mapping[str, md.Tensor]:
         """Start the next step and return its metrics, which may not be computed yet."""
         state, step = self.state, self.state.step + 1
-        batch = tensors(self.batches("train", step), self.specs, self.classes)
+        arrays = self.batches("train", step)
+        batch = tensors(arrays, self.specs, self.targets)
+        if self.reader.compile_seconds is None and self.plan.microbatches > 1 and not self.eval_key:
+            self.check_microbatches({name: np.asarray(arrays[name], spec.dtype) for name, spec in self.specs.items()})
         step_key = (self.keys.at(step),) if self.keys else ()
         began = time.perf_counter() if self.reader.compile_seconds is None else 0.0
         params, slots, metrics = self.run(state.tree["params"], state.tree["state"], batch, *step_key)
@@ -207,18 +217,42 @@ class _Loop:
     def evaluate(self) -> Iterator[Record]:
         """Evaluate on the held-out batches; yields the records of the last step and of the evaluation."""
         yield from self.reader.read()
-        totals: dict[str, float] = {}
+        total: dict[str, Sums] = {}
+        first: list[Mapping[str, np.ndarray]] = []
         for i in range(self.eval_batches):
-            batch = tensors(self.batches("held_out", i), self.specs, self.classes)
-            metrics = self.evaluate_step(self.state.tree["params"], batch, *self.eval_key)
-            for name, value in metrics.items():
-                totals[name] = totals.get(name, 0.0) + float(value.numpy()) / self.eval_batches
+            batch = self.batches("held_out", i)
+            metrics = self.metrics_of(batch)
+            total = joined([total, metrics]) if total else dict(metrics)
+            if self.averaged is None and len(first) < 2:
+                first.append(batch)
             if signal_number := self.stop.now():
                 yield from self.stop_run(signal_number)
+        if len(first) == 2:
+            self.averaged = check_average(self.workload, first, self.metrics_of)
+        totals = {name: on_host(sums) for name, sums in total.items()}
         if isinstance(self.batches, Text):
             totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
-        yield {"event": "eval", "step": self.state.step, "batches": self.eval_batches, **finite(totals)}
+        averaged = {"averaged": self.averaged} if self.averaged else {}
+        yield {"event": "eval", "step": self.state.step, "batches": self.eval_batches, **finite(totals), **averaged}
         self.reader.restart()
+
+    def metrics_of(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Sums]:
+        """The metrics of an evaluation batch, which are joined with those of others."""
+        checked = tensors(batch, self.specs, self.targets)
+        return self.evaluate_step(self.state.tree["params"], checked, *self.eval_key)
+
+    def check_microbatches(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Raises `MeshdslError` if the micro-batches of this batch would be joined wrongly."""
+        workload = dataclasses.replace(self.workload, eval_loss=None)
+        step = md.compile(workload.eval_step(join=True), self.plan.mesh, self.plan.layout)
+
+        def evaluate(part: Mapping[str, np.ndarray]) -> Mapping[str, Sums]:
+            inputs = {name: md.tensor(part[name], [d.name for d in spec.dims]) for name, spec in self.specs.items()}
+            return step(self.state.tree["params"], inputs)
+
+        graph = str(step.graph(self.state.tree["params"], self.specs))
+        tolerance = 0.03 if "float16" in graph or "float8" in graph else 1e-3
+        check_microbatches(workload, self.plan.microbatches, batch, evaluate, tolerance)
 
 
 class _Keys:

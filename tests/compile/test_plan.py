@@ -147,11 +147,20 @@ def test_compile_refuses_knobs_that_a_step_does_not_take(knob: dict[str, Any]):
         md.compile(md.exp, plan=md.Plan("rows:4", **knob))
 
 
+def plain_loss(config: Any) -> Any:
+    """The loss of mlp as a scalar that does not say how parts of the batch are joined."""
+    return lambda params, batch: md.mean(md.square(mlp.model(config)(params, batch) - batch["target"]))
+
+
+PLAIN = dataclasses.replace(mlp.mlp, loss=plain_loss)
+
+
 @pytest.mark.parametrize(
     ("workload", "knob", "says"),
     [
         (mlp.mlp, {"remat": "full"}, "no field remat"),
         (resnet.digits, {"microbatches": 2}, "not declared to be a mean"),
+        (PLAIN, {"microbatches": 2}, "'loss' is a plain scalar, not declared to be a mean"),
         (transformer.lm.replace(dropout=0.1), {"microbatches": 2}, "not declared to be a mean"),
         (mlp.mlp.replace(batch=9), {"microbatches": 2}, "2 equal parts"),
     ],

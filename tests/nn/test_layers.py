@@ -342,3 +342,40 @@ def test_layer_errors_match_golden_text(golden: Callable[[str, str], None]):
             md.model(layer).specs(md.spec("batch:3 length:5 model:6"))
         texts.append(f"{name}: {str(caught.value).rpartition(chr(10) + '  at ')[0] or caught.value}")
     golden("nn_mistakes", "\n\n".join(texts))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"z_loss": 0.1}, {"label_smoothing": 0.2}, {"z_loss": 0.1, "label_smoothing": 0.2}]
+)
+@pytest.mark.parametrize("ignore", [-100, 0, -1])
+@pytest.mark.parametrize("bad", [0.0, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_softmax_cross_entropy_of_ignored_targets_is_zero(options: dict[str, Any], ignore: int, bad: float, dtype: str):
+    rng = np.random.default_rng(2)
+    logits, targets = rng.standard_normal((4, 3)).astype("float32"), np.array([ignore, 1, ignore, 2], "int32")
+    logits[0] = logits[0] if bad == 0 else bad
+
+    def loss(x: md.Tensor) -> Any:
+        each = md.nn.softmax_cross_entropy(x, md.tensor(targets, "row"), "sums", ignore=ignore, **options)
+        return md.sum(each), each
+
+    def counted(x: md.Tensor) -> Any:
+        return md.sum(md.nn.softmax_cross_entropy(x, md.tensor(targets[1::2], "row"), "sums", ignore=None, **options))
+
+    x = md.cast(md.tensor(logits, "row sums"), dtype)
+    for layout in ("", "row:c", "sums:c"):
+        (_, each), slope = md.compile(md.value_and_grad(loss, has_aux=True), "c:2", layout)(x)
+        wanted = md.grad(counted)(md.tensor(x.array[1::2], "row sums")).numpy()
+        np.testing.assert_array_equal(each.numpy()[::2], 0)
+        np.testing.assert_array_equal(slope.numpy()[::2].astype("float32"), 0)
+        np.testing.assert_allclose(
+            slope.numpy()[1::2].astype("float32"), wanted.astype("float32"), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_softmax_cross_entropy_ignores_nothing_that_a_dtype_lacks():
+    logits = md.tensor(np.eye(3, dtype="float32"), "loss__sums vocab")
+    found = md.nn.softmax_cross_entropy(logits, md.tensor(np.arange(3, dtype="uint8"), "loss__sums"))
+    np.testing.assert_allclose(found.numpy(), np.full(3, np.log(np.e + 2) - 1), rtol=1e-6)
+    with_none = md.nn.softmax_cross_entropy(logits, md.tensor(np.array([-100, 0, 1]), "loss__sums"), ignore=None)
+    assert (with_none.numpy() > 0).all()
