@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
@@ -43,7 +42,7 @@ def call_on_blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...]
     The jaxpr was traced on arrays of the shapes of `xs`, outside the mesh. `varying` has, for each result, the mesh
     axes along which devices may have different blocks.
     """
-    if not any(isinstance(x, Tracer) for x in xs):
+    if not jax.sharding.get_abstract_mesh().manual_axes:
         return jaxpr_as_fun(jaxpr)(*xs)
     return _blocks.bind(*xs, jaxpr=jaxpr, varying=varying)
 
