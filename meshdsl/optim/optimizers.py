@@ -54,6 +54,20 @@ class Optimizer:
         return getattr(self, "made", None) or (Optimizer, functions)
 
 
+def name_of(optimizer: Optimizer) -> str:
+    """The functions that made an optimizer, such as `with_clipping(adam)`.
+
+    >>> import meshdsl as md
+    >>> name_of(md.optim.with_clipping(md.optim.adam(1e-3), 1.0))
+    'with_clipping(adam)'
+    """
+    made = getattr(optimizer, "made", None)
+    if made is None:
+        return "Optimizer"
+    inside = [name_of(x) for x in (*made[0].args, *made[0].keywords.values()) if isinstance(x, Optimizer)]
+    return made[0].func.__name__ + (f"({', '.join(inside)})" if inside else "")
+
+
 def trained(frozen: Chosen, tree: Any) -> Any:
     """The leaves that are not frozen, by path; the tree itself if `frozen` accepts no path."""
     if frozen is none:
