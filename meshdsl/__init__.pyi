@@ -33,6 +33,7 @@ from .cost.network import place as place
 from .cost.report.report import Report as Report
 from .dims import Dim as Dim
 from .dims import dims as dims
+from .dims import fresh_dim as fresh_dim
 from .errors import CheckpointError as CheckpointError
 from .errors import InternalError as InternalError
 from .errors import LayoutError as LayoutError
@@ -179,3 +180,4 @@ __version__: str
 __all__: list[str]
 _HOMES: dict[str, tuple[str, ...]]
 _MODULES: dict[str, str]
+_UNLISTED: dict[str, str]

@@ -125,6 +125,23 @@ def find(dim_like: DimLike, known_dims: Iterable[Dim], what: str = "dim") -> Dim
     return resolved[0]
 
 
+def fresh_dim(dim: DimLike, *taken: Iterable[DimLike]) -> Dim:
+    """The dim, with underscores after its name until no dim of `taken` has that name.
+
+    >>> x = dims("io:8 two:3")
+    >>> fresh_dim("two:2", x), fresh_dim("pair:2", x)
+    (two_=2, pair=2)
+
+    For a dim that a layer or a pass makes up: the model may use any name. `taken` are shapes, or names.
+    """
+    (dim,) = dims(dim)
+    used = {each.name if isinstance(each, Dim) else each for shape in taken for each in shape}
+    name = dim.name
+    while name in used:
+        name += "_"
+    return Dim(name, dim.size)
+
+
 def names(shape: Iterable[Dim]) -> tuple[str, ...]:
     """The names of a shape, in storage order."""
     return tuple(dim.name for dim in shape)

@@ -90,11 +90,13 @@ class Options:
     param_dtype: str = "float32"
     compute_dtype: str = "float32"
     reduce_dtype: str = "float32"
+    products: str = ""  # "float8": products in 8 bits
 
     @property
     def precision(self) -> md.nn.Precision:
         """The dtypes as a value."""
-        return md.nn.Precision(self.param_dtype, self.compute_dtype, self.reduce_dtype)
+        dtypes = self.param_dtype, self.compute_dtype, self.reduce_dtype
+        return md.nn.Precision(*dtypes, products=self.products or None)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def letters(shapes: Sequence[Shape], out: Shape) -> str:
 @cache
 def widens(of: Any, dtype: Any) -> bool:
     """True if products of operands with the dtype `of` are added in `dtype`, which is at least as wide."""
-    if np.dtype(of).itemsize == 1 and jnp.issubdtype(of, jnp.floating):  # JAX does not promote 8-bit floats implicitly
-        return jnp.issubdtype(dtype, jnp.floating)
+    if any(np.dtype(x).itemsize == 1 and jnp.issubdtype(x, jnp.floating) for x in (of, dtype)):  # JAX promotes none
+        return jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
     return jnp.promote_types(of, dtype) == dtype and np.dtype(dtype).itemsize >= np.dtype(of).itemsize
 
 

@@ -19,6 +19,11 @@ from .jaxprs import call_on_blocks
 from .varying import alike
 
 
+def _wide(x: Any) -> Any:
+    """x in float32 if it is a narrower float: the dtype in which its elements are added up."""
+    return x.astype(np.float32) if jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4 else x
+
+
 def _at_least(dtype: Any, *xs: Any) -> Any:
     """`dtype`, if it is at least as wide as the operands' dtypes, else None. lax never narrows."""
     return dtype if all(widens(x.dtype, dtype) for x in xs) else None
@@ -55,7 +60,9 @@ class JaxFunctions:
     @staticmethod
     def scatter_add(rows: int, index: Any, updates: Any) -> Any:
         """An array of `rows` rows with row j of `updates` added to row index[j]; out-of-range indices are dropped."""
-        return jnp.zeros((rows, *updates.shape[1:]), updates.dtype).at[index].add(updates, mode="drop")
+        values = _wide(updates)
+        total = jnp.zeros((rows, *updates.shape[1:]), values.dtype).at[index].add(values, mode="drop")
+        return total.astype(updates.dtype)
 
     @staticmethod
     def scatter_along(rows: int, index: Any, updates: Any) -> Any:
@@ -63,8 +70,9 @@ class JaxFunctions:
         *rest, n = index.shape
         flat = index.reshape(math.prod(rest), n)
         row = np.arange(flat.shape[0], dtype=np.int32)[:, None]
-        zeros = jnp.zeros((flat.shape[0], rows), updates.dtype)
-        return zeros.at[row, flat].add(updates.reshape(flat.shape), mode="drop").reshape(*rest, rows)
+        values = _wide(updates).reshape(flat.shape)
+        total = jnp.zeros((flat.shape[0], rows), values.dtype).at[row, flat].add(values, mode="drop")
+        return total.astype(updates.dtype).reshape(*rest, rows)
 
     @staticmethod
     def to_host(x: Any) -> Any:

@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ..control.autodiff import pullback
 from ..control.batching import batched
 from ..control.derivatives import jvp
-from ..dims import Dim
-from ..ir import Graph, Type, walk
+from ..dims import Dim, fresh_dim
+from ..ir import Graph, Type
 from ..layouts.layout import within
 from ..lowering.partition.legality import named_by_layouts
 from ..ops.creation import zeros_like
@@ -145,11 +145,7 @@ class ArrayFunction:
         """The function of arguments that have one more dim first where `mapped`, and the dim."""
         key = (mapped, size)
         if key not in self._derived:
-            inside = {d.name for v in self.graph.ins for d in v.dims} | set(self.graph.mentions)
-            inside |= set(self.like.graph.mentions)
-            inside |= {d.name for eqn, _ in walk(self.graph) for v in eqn.outs for d in v.dims}
-            names = ("vmap", *(f"vmap_{i}" for i in range(2, len(inside) + 3)))
-            new = Dim(next(each for each in names if each not in inside), size)
+            new = fresh_dim(Dim("vmap", size), self.graph.known_dim_names, self.like.graph.mentions)
             ins = [Type((new, *t.dims), t.dtype) if on else t for t, on in zip(self.ins, mapped, strict=True)]
             apply: Apply = lambda *xs: batched(self.graph, xs, new)  # noqa: E731 - one line
             self._derived[key] = ArrayFunction(apply, ins, self.labels, self.like, None, tuple(self.linear)), new

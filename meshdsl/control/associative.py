@@ -16,7 +16,7 @@ from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
 from ..ir import Labels, Op, Type, only_named
-from ..ops.dtypes import countable
+from ..ops.dtypes import countable, in_wide
 from ..ops.index_map import replaced
 from ..ops.ordering import block_edges
 from ..ops.reductions import spread
@@ -239,7 +239,8 @@ def associative_scan(f: Callable[[Any, Any], Any], xs: Any, over: DimLike, *, re
 def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """The running product along a dim, from the start, or from the end if `reverse`.
 
-    Each element is included in its own product, unless `exclusive`. The gradient is right for zeros too.
+    Each element is included in its own product, unless `exclusive`. The gradient is right for zeros too. The dtype
+    follows the rule of `md.cumsum`.
 
     >>> import meshdsl as md
     >>> md.cumprod(md.tensor([1.0, 2.0, 3.0], "a"), "a")
@@ -249,7 +250,7 @@ def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = Fals
     """
     x = countable(x)
     dim = find(over, x.dims)
-    product = associative_scan(_times, x, dim, reverse=reverse)
+    product = in_wide(lambda wide: associative_scan(_times, wide, dim, reverse=reverse), x, x.dtype)
     return shift(product, dim, -1 if reverse else 1, fill=1) if exclusive else product
 
 

@@ -11,15 +11,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..errors import ShapeError, TraceError, at
-from ..ir import Eqn, Graph, Var
+from ..ir import Eqn, Graph, Var, sources_of
 from ..ops.creation import zeros_like
-from ..ops.dtypes import cast, kind
+from ..ops.dtypes import REDUCED_IN, kind
 from ..ops.elementwise import add
-from ..ops.reductions import broadcast, sum
-from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, bind, location, trace, tree
 from .carry import leaves_of
+from .cotangents import Active, Weight, copies, cotangent_dtype, fit, zero_cotangent
 
 
 def is_floating(x: Any) -> bool:
@@ -27,51 +28,47 @@ def is_floating(x: Any) -> bool:
     return kind(x.dtype) in "fc"
 
 
-def fit(ct: Tensor, primal: Tensor) -> Tensor:
-    """Sum, broadcast, transpose and cast a cotangent to the dims, order and dtype of its primal."""
-    extra = [d for d in ct.dims if d not in primal.dims]
-    ct = sum(ct, extra) if extra else ct
-    return cast(
-        broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), primal.dtype
-    )
-
-
 def pullback(
     graph: Graph,
     ins: Sequence[Tensor],
-    active: Sequence[bool],
+    active: Sequence[Active],
     substitute: Callable[[Var, Tensor], Tensor] = lambda v, x: x,
+    read: Sequence[bool] | None = None,
 ) -> tuple[list[Tensor], Callable[..., Any]]:
     """Returns the graph's results, and a function from result cotangents (None for zero) to input cotangents.
 
     Operations go through `bind`: on concrete tensors they run immediately, inside a trace they add equations.
-    Inputs that are not active get the cotangent None. `instead(v, x)` may replace the computed value x of v by an
-    equal value.
+    Inputs that are not active get the cotangent None. `substitute(v, x)` may replace the computed value x of v by an
+    equal value. `read` says which results may get a cotangent (default: all); nothing is saved for the others.
     """
-    tape = _Tape(graph, active, ins)
+    tape = _Tape(graph, active, ins, read)
     for eqn in graph.eqns:
         tape.run(eqn, substitute)
     return [tape.env[v] for v in graph.outs], tape.backward
 
 
 class _Tape:
-    """The forward values of a graph, and the equations that depend on active inputs."""
+    """The forward values of a graph, and the equations that depend on active inputs and lead to a read result."""
 
-    def __init__(self, graph: Graph, active: Sequence[bool], ins: Sequence[Tensor]):
+    def __init__(self, graph: Graph, active: Sequence[Active], ins: Sequence[Tensor], read: Sequence[bool] | None):
         self.graph, self.active = graph, active
         self.env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
         self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and is_floating(v)}
+        given = zip(graph.ins, active, strict=True)
+        self.weights: dict[Var, Weight] = {v: on for v, on in given if isinstance(on, Weight) and v in self.moving}
         self.entries: list[tuple[Eqn, Any]] = []
+        self.read = values_behind(graph, [True] * len(graph.outs) if read is None else read)
 
     def run(self, eqn: Eqn, substitute: Callable[[Var, Tensor], Tensor]) -> None:
         """Compute the results of one equation, and its residuals if it has an active input and a `fwd` rule."""
         op, xs = eqn.operation, [self.env[v] for v in eqn.ins]
-        depends = not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
+        read = [v in self.read for v in eqn.outs]
+        depends = True in read and not self.moving.isdisjoint(eqn.ins) and not op.stops_gradient
         residuals = None
         with location(eqn.where, eqn.backward or None):
-            active = [v in self.moving for v in eqn.ins]
+            active = [self.weights.get(v, v in self.moving) for v in eqn.ins]
             if depends and op.fwd is not None:
-                outs, residuals = op.fwd(*xs, active=active, **eqn.params)
+                outs, residuals = op.fwd(*xs, active=active, read=read, **eqn.params)
             elif depends and op.plain is not None:
                 outs, residuals = pullback(_plain(eqn), xs, active)
             else:
@@ -80,6 +77,21 @@ class _Tape:
         if depends:
             self.entries.append((eqn, residuals))
             self.moving.update(v for v in eqn.outs if is_floating(v))
+            self._note_copy(eqn)
+
+    def _note_copy(self, eqn: Eqn) -> None:
+        """Keep the weight, if the result of an equation is a copy of one."""
+        moving = [v for v in dict.fromkeys(eqn.ins) if v in self.moving]
+        weights = [self.weights[v] for v in moving if v in self.weights]
+        if len(weights) < len(moving) or eqn.outs[0] not in self.moving or not copies(eqn, moving):
+            return
+        dtype = max((each.dtype for each in (*weights, *eqn.outs)), key=lambda dtype: dtype.itemsize)
+        self.weights[eqn.outs[0]] = weight = Weight(dtype, tuple(weights))
+        if eqn.op is REDUCED_IN:
+            weight.reduce_in(eqn.params["dtype"])
+
+    def _cotangent_dtype(self, v: Var) -> np.dtype:
+        return cotangent_dtype(v, self.weights.get(v, True))
 
     def backward(self, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Compute the cotangents of the inputs from those of the results; None for zero."""
@@ -90,7 +102,7 @@ class _Tape:
                 continue
             with location(eqn.where, backward=True):
                 try:
-                    in_cts = _apply(eqn, pending, self.env, residuals)
+                    in_cts = self._apply(eqn, pending, residuals)
                 except TraceError as error:
                     raise at(error, eqn.where) from None
                 self._add(pending, eqn.ins, in_cts)
@@ -99,8 +111,31 @@ class _Tape:
     def _add(self, pending: dict[Var, Tensor], vars: Sequence[Var], cts: Sequence[Tensor | None]) -> None:
         for var, ct in zip(vars, cts, strict=True):
             if ct is not None and var in self.moving:
-                ct = fit(ct, self.env[var])
+                ct = fit(ct, self.env[var], self._cotangent_dtype(var))
                 pending[var] = add(pending[var], ct) if var in pending else ct
+
+    def _apply(self, eqn: Eqn, pending: dict[Var, Tensor], residuals: Any) -> Any:
+        op, env = eqn.operation, self.env
+        cts = [pending.pop(v, None) for v in eqn.outs]
+        if op.fwd is not None and op.vjp is not None:
+            return op.vjp(cts, residuals, **eqn.params)
+        if op.plain is not None:
+            return residuals(cts)
+        if op.vjp is None:
+            raise TraceError(
+                f"{op.name} has no gradient\n"
+                f"  it is applied to {env[eqn.ins[0]].type}, through which a gradient was asked for\n"
+                "  wrap its operand in md.stop_gradient(x) if it should count as a constant"
+            )
+        if op is REDUCED_IN and eqn.outs[0] in self.weights:
+            return cts  # the whole gradient of the weight is cast, by `Weight.reduced`
+        outs = [env[v] for v in eqn.outs]
+        several = len(outs) > 1
+        to_dtypes = [self._cotangent_dtype(v) for v in eqn.ins]
+        available = {**eqn.params, "out": outs[0], "outs": outs, "to_dtypes": to_dtypes}
+        if several:
+            cts = [zeros_like(v.type) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)]
+        return op.vjp(cts if several else cts[0], *(env[v] for v in eqn.ins), **op.keywords(op.vjp, available))
 
 
 def _plain(eqn: Eqn) -> Graph:
@@ -110,47 +145,33 @@ def _plain(eqn: Eqn) -> Graph:
     return trace(lambda *xs: list(plain(*xs, **params)), [v.type for v in eqn.ins])[0]
 
 
-def _apply(eqn: Eqn, pending: dict[Var, Tensor], env: dict[Var, Tensor], residuals: Any) -> Any:
-    op = eqn.operation
-    cts = [pending.pop(v, None) for v in eqn.outs]
-    if op.fwd is not None and op.vjp is not None:
-        return op.vjp(cts, residuals, **eqn.params)
-    if op.plain is not None:
-        return residuals(cts)
-    if op.vjp is None:
-        raise TraceError(
-            f"{op.name} has no gradient\n"
-            f"  it is applied to {env[eqn.ins[0]].type}, through which a gradient was asked for\n"
-            "  wrap its operand in md.stop_gradient(x) if it should count as a constant"
-        )
-    outs = [env[v] for v in eqn.outs]
-    several = len(outs) > 1
-    available = {**eqn.params, "out": outs[0], "outs": outs}
-    if several:
-        cts = [zeros_like(v.type) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)]
-    return op.vjp(cts if several else cts[0], *(env[v] for v in eqn.ins), **op.keywords(op.vjp, available))
+def values_behind(graph: Graph, read: Sequence[bool]) -> set[Var]:
+    """The values from which a graph computes the results that are `read`, and these results."""
+    outs = [v for v, on in zip(graph.outs, read, strict=True) if on]
+    return {v for eqn in sources_of(graph.eqns, outs) for v in eqn.ins} | set(outs)
 
 
-def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
+def vjp_of_graph(graph: Graph, active: Sequence[Active], read: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
     """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
-    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result. Its results are
-    the graph's results, then a cotangent for each active floating input (possibly zeros). The forward values are those
-    that the forward half computes.
+    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`. Its
+    results are the graph's results, then a cotangent for each active floating input (possibly zeros). The forward
+    values are those that the forward half computes.
     """
     n = len(graph.ins)
-    floating = [is_floating(v) for v in graph.outs]
+    floating = [on and is_floating(v) for v, on in zip(graph.outs, read, strict=True)]
     cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
     wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and is_floating(v)]
     forward: set[Var] = set()
 
     def joint(*args: Tensor) -> list[Tensor]:
-        outs, backward = pullback(graph, args[:n], active)
+        outs, backward = pullback(graph, args[:n], active, read=read)
         forward.update(v for eqn in args[0]._trace.eqns for v in eqn.outs)
         out_cts = iter(args[n:])
         with location(None, backward=True):
             ins = backward([next(out_cts) if on else None for on in floating])
-            return [*outs, *(zeros_like(graph.ins[i].type) if ins[i] is None else ins[i] for i in wrt)]
+            zeros = (zero_cotangent(graph.ins[i], active[i]) if ins[i] is None else ins[i] for i in wrt)
+            return [*outs, *zeros]
 
     names = [v.name for v in graph.ins] + [""] * len(cts)
     joined, captures, _ = trace(joint, [*(v.type for v in graph.ins), *cts], names)
@@ -159,12 +180,10 @@ def vjp_of_graph(graph: Graph, active: Sequence[bool]) -> tuple[Graph, set[Var],
     return joined, forward, wrt
 
 
-def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor], Any, list[bool]]:
+def _flat_args(args: Sequence[Any], argnums: Sequence[int]) -> tuple[list[Tensor], Any, list[Weight | None]]:
     tensors, structure = leaves_of(tuple(args))
-    active = []
-    for i, arg in enumerate(args):
-        active += [i in argnums] * len(tree.tree_leaves(arg))
-    return tensors, structure, active
+    active = [i in argnums for i, arg in enumerate(args) for _ in tree.tree_leaves(arg)]
+    return tensors, structure, [Weight(x.dtype) if on else None for x, on in zip(tensors, active, strict=True)]
 
 
 def _positions(argnums: Sequence[int], args: Sequence[Any]) -> list[int]:
@@ -203,22 +222,22 @@ def value_and_grad(
     @functools.wraps(f)  # keeps the argument names in programs and layouts
     def with_grad(*args: Any) -> Any:
         positions = _positions(numbers, args)
-        tensors, structure, active = _flat_args(args, positions)
-        _check_floating([x for x, on in zip(tensors, active, strict=True) if on])
+        tensors, structure, weights = _flat_args(args, positions)
+        _check_floating([x for x, weight in zip(tensors, weights, strict=True) if weight])
 
         def flat(*xs: Tensor) -> Any:
             return f(*tree.tree_unflatten(structure, xs))
 
         graph, captures, out_structure = trace(flat, [x.type for x in tensors])
         value = _loss_position(graph, out_structure, has_aux)
-        outs, backward = pullback(graph, [*captures, *tensors], [False] * len(captures) + active)
+        active = [False] * len(captures) + [weight or False for weight in weights]
+        is_loss = [i == value for i in range(len(graph.outs))]
+        outs, backward = pullback(graph, [*captures, *tensors], active, read=is_loss)
         with location(None, backward=True):
-            cts = backward([as_tensor(1, outs[0].dtype) if i == value else None for i in range(len(outs))])
-            grads = [
-                zeros_like(x) if on and ct is None else ct
-                for x, ct, on in zip(tensors, cts[len(captures) :], active, strict=True)
-            ]
-        per_argument = tree.tree_unflatten(structure, [x if on else None for x, on in zip(grads, active, strict=True)])
+            cts = backward([as_tensor(1, x.dtype) if on else None for x, on in zip(outs, is_loss, strict=True)])
+            leaves = zip(tensors, cts[len(captures) :], weights, strict=True)
+            grads = [weight and (zeros_like(x) if ct is None else weight.reduced(ct)) for x, ct, weight in leaves]
+        per_argument = tree.tree_unflatten(structure, grads)
         result = per_argument[positions[0]] if single else tuple(per_argument[i] for i in positions)
         return tree.tree_unflatten(out_structure, outs), result
 

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..errors import ShapeError, TraceError
 from ..ir import Cond, Graph, Op, Type, While, silent
-from ..ops.creation import zeros_like
 from ..trace import Tensor, as_tensor, bind, trace, tree
 from .autodiff import pullback
 from .carry import arrays_of, carried, leaves_of, tensors_of, with_captures_of_both
+from .cotangents import zero_cotangent
 from .loops import MOST_TRIPS, scan
 from .vmapped import cond_rule, while_rule
 
@@ -123,9 +123,8 @@ def _bounded(test: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, 
         running = test(tree.tree_unflatten(structure, carry))
         return cond(running, trip, lambda *xs: list(xs), *carry), None
 
-    used = {d.name for x in first for d in x.dims}
-    trips = next(name for k in range(len(used) + 1) if (name := f"trip{k or ''}") not in used)
-    return tree.tree_unflatten(structure, scan(step, first, None, over=Dim(trips, max_trips))[0])
+    trips = fresh_dim(Dim("trip", max_trips), *(x.dims for x in first))
+    return tree.tree_unflatten(structure, scan(step, first, None, over=trips)[0])
 
 
 def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
@@ -135,13 +134,16 @@ def _cond_type(p: Type, *ins: Type, control: Cond) -> tuple[Type, ...]:
 
 def _cond_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Cond) -> list[Tensor | None]:
     (p, *ins), (_, *active) = residuals
-    out_cts = [zeros_like(v.type) if ct is None else ct for ct, v in zip(cts, control.yes.outs, strict=True)]
+    read = [ct is not None for ct in cts]
+    out_cts = [ct for ct in cts if ct is not None]
     wrt = [i for i, on in enumerate(active) if on and ins[i].dtype.kind in "fVc"]
 
     def branch(graph: Graph) -> Callable[..., Any]:
         def run(*args: Tensor) -> list[Tensor]:
-            in_cts = pullback(silent(graph), args[: len(ins)], active)[1](args[len(ins) :])
-            return [zeros_like(ins[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
+            given = iter(args[len(ins) :])
+            _, backward = pullback(silent(graph), args[: len(ins)], active, read=read)
+            in_cts = backward([next(given) if on else None for on in read])
+            return [zero_cotangent(ins[i], active[i]) if in_cts[i] is None else in_cts[i] for i in wrt]
 
         return run
 
@@ -161,7 +163,7 @@ _COND = Op(
     "cond",
     type=_cond_type,
     kernel=_cond_eager,
-    fwd=lambda *ins, active, control: (bind(_COND, *ins, control=control), (ins, active)),
+    fwd=lambda *ins, active, read, control: (bind(_COND, *ins, control=control), (ins, active)),
     vjp=_cond_vjp,
     vmap=lambda p, *ins, new, control: cond_rule(_COND, p, *ins, new=new, control=control),
 )

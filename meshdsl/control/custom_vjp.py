@@ -35,7 +35,7 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
         graph, captures, out = trace(flat, [x.type for x in xs])
         n_captures = len(captures)
 
-        def forward(*ins: Tensor, active: Any, control: Call) -> Any:
+        def forward(*ins: Tensor, active: Any, read: Any, control: Call) -> Any:
             if any(active[:n_captures]):
                 raise TraceError(
                     "the function of a md.custom_vjp uses a tensor from outside that a gradient was asked for\n"
@@ -60,8 +60,8 @@ def _call(forward: Callable[..., Any], backward: Callable[..., Any]) -> Op:
     """The operation that runs a graph and has this gradient."""
 
     def vectorised(*ins: Tensor, new: Dim, control: Call) -> Any:
-        def fwd(*xs: Tensor, active: Any, control: Call) -> Any:
-            return batched_function(lambda *xs: forward(*xs, active=active, control=original), new)(*xs)
+        def fwd(*xs: Tensor, active: Any, read: Any, control: Call) -> Any:
+            return batched_function(lambda *xs: forward(*xs, active=active, read=read, control=original), new)(*xs)
 
         def bwd(cts: Any, residuals: Any, control: Call) -> Any:
             return batched_function(lambda cts, residuals: backward(cts, residuals, original), new)(cts, residuals)

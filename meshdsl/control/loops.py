@@ -6,17 +6,20 @@ The gradient is a second scan, in reverse, over the residuals that the first one
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..dims import Dim, DimLike, Shape, find, pick
+from ..dims import Dim, DimLike, Shape, find, fresh_dim, pick
 from ..errors import ShapeError
 from ..ir import Graph, Op, Scan, Type
 from ..ops.creation import zeros_like
+from ..ops.dtypes import cast, cast_parts, wide_dtype
 from ..ops.joining import stack, unstack
 from ..ops.reshape import rename, transpose
 from ..trace import Tensor, bind, evaluate, trace, tree
+from .autodiff import values_behind
 from .carry import carried, leaves_of
+from .cotangents import cotangent_dtype
 from .residuals import split
 from .vmapped import scan_rule
 
@@ -41,17 +44,32 @@ def _scan_eager(run: Any, *ins: Tensor, control: Scan) -> list[Tensor]:
     return [*carry, *([stack(y, dim) for y in zip(*rows, strict=True)] if rows else empty)]
 
 
-def _scan_fwd(*ins: Tensor, active: Sequence[bool], control: Scan) -> Any:
+def _read_in_any_trip(loop: Scan, read: Sequence[bool]) -> list[bool]:
+    """The results of the body that may get a cotangent: those that are read, and carries that lead to them later."""
+    read = list(read)
+    while True:
+        behind = values_behind(loop.body, read)
+        carries = loop.body.ins[loop.consts : loop.consts + loop.carries]
+        more = [i for i, v in enumerate(carries) if v in behind and not read[i]]
+        if not more:
+            return read
+        for i in more:
+            read[i] = True
+
+
+def _scan_fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], control: Scan) -> Any:
     """Run the loop that also stacks the residuals of its gradient; see `residuals.split`."""
     consts, carries = control.consts, control.carries
     on = list(active)
     on[consts : consts + carries] = [True] * carries
-    forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on)
+    read = _read_in_any_trip(control, read)
+    forward, backward, primal_inputs, wrt = split(control.body, consts, carries, on, read)
+    sums = {i: cotangent_dtype(control.body.ins[i], on[i]) for i in wrt if i < consts}
     n = len(control.body.outs)
     outs = bind(SCAN, *ins, control=dataclasses.replace(control, body=_stackable(forward, n, control.dim)))
     held = [ins[i] for i in primal_inputs if i < consts]
     rows = [ins[i] for i in primal_inputs if i >= consts]
-    return outs[:n], (backward, wrt, held, rows, list(outs[n:]))
+    return outs[:n], (backward, read, wrt, sums, held, rows, list(outs[n:]))
 
 
 def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
@@ -61,16 +79,13 @@ def _stackable(forward: Graph, n: int, dim: Dim) -> Graph:
 
     def renamed(*ins: Tensor) -> list[Tensor]:
         outs = evaluate(forward, ins)
-        return [*outs[:n], *(_renamed(x, _other_name(x, dim)) for x in outs[n:])]
+        return [*outs[:n], *(_renamed(x, _other_name(x, dim, forward.known_dim_names)) for x in outs[n:])]
 
     return trace(renamed, [v.type for v in forward.ins])[0]
 
 
-def _other_name(x: Tensor, dim: Dim) -> Shape:
-    taken, name = {d.name for d in x.dims}, f"{dim.name}__inner"
-    while name in taken:
-        name += "_"
-    return tuple(Dim(name, d.size) if d.name == dim.name else d for d in x.dims)
+def _other_name(x: Tensor, dim: Dim, taken: Iterable[str]) -> Shape:
+    return tuple(fresh_dim(Dim(f"{dim.name}__inner", d.size), taken) if d.name == dim.name else d for d in x.dims)
 
 
 def _renamed(x: Tensor, dims: Shape) -> Tensor:
@@ -79,11 +94,14 @@ def _renamed(x: Tensor, dims: Shape) -> Tensor:
 
 
 def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) -> list[Tensor | None]:
-    """Cotangents are numbered as the body's results and inputs are."""
+    """Cotangents are numbered as the body's results and inputs are.
+
+    Those of constants, which are added up over the trips, are float32 if they are narrower, and cast at the end.
+    """
     body, consts, carries = control.body, control.consts, control.carries
-    backward, wrt, held, rows, saved = residuals
+    backward, read, wrt, sum_dtypes, held, rows, saved = residuals
     types = _scan_type(control=control)
-    floating = [i for i, v in enumerate(body.outs) if v.dtype.kind in "fVc"]
+    floating = [i for i, v in enumerate(body.outs) if read[i] and v.dtype.kind in "fVc"]
     out_cts = {i: zeros_like(types[i]) if cts[i] is None else cts[i] for i in floating}
     n = len(held) + len(rows)
     named = backward.ins[n : n + len(saved)]
@@ -95,14 +113,15 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
         in_cts = evaluate(backward, [*held, *row, *values, *(body_cts[i] for i in floating)])
         by_in = dict(zip(wrt, in_cts, strict=True))
         first_cts = {i: by_in[consts + i] for i in later_cts}
-        sums = {i: total + by_in[i] for i, total in sums.items()}
+        sums = {i: total + cast(by_in[i], total.dtype) for i, total in sums.items()}
         return (first_cts, sums), {i: ct for i, ct in by_in.items() if i >= consts + carries}
 
     last_cts = {i: ct for i, ct in out_cts.items() if i < carries}
     row_cts = {i: ct for i, ct in out_cts.items() if i >= carries}
-    zeros = {i: zeros_like(body.ins[i].type) for i in wrt if i < consts}
+    zeros = {i: zeros_like(Type(body.ins[i].dims, wide_dtype(dtype))) for i, dtype in sum_dtypes.items()}
     stacks = (rows, saved, row_cts)
     (first_cts, sums), x_cts = scan(step, (last_cts, zeros), stacks, over=control.dim, reverse=not control.reverse)
+    sums = {i: cast_parts(total, sum_dtypes[i]) for i, total in sums.items()}
     by_input = {consts + i: ct for i, ct in first_cts.items()} | sums | x_cts
     return [by_input.get(i) for i in range(len(body.ins))]
 

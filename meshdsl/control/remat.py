@@ -98,7 +98,7 @@ def _as_read(graph: Graph, values: Sequence[Var]) -> list[Var]:
     return list(dict.fromkeys(map(read, values)))
 
 
-def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], control: Call, policy: Policy) -> Any:
+def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], control: Call, policy: Policy) -> Any:
     """Run the graph that also returns the values to store."""
     graph = control.graph
     stored: list[Var] = []
@@ -123,7 +123,8 @@ def _checkpoint_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Ca
         return bind1(KEEP, stored[v], x) if policy == "collectives" else stored[v]
 
     recompute_ins = [_again(x, policy) if x.dims else x for x in ins]
-    return pullback(silent(control.graph), recompute_ins, active, stored_or_recomputed)[1](cts)
+    read = [ct is not None for ct in cts]
+    return pullback(silent(control.graph), recompute_ins, active, stored_or_recomputed, read)[1](cts)
 
 
 def _again(x: Tensor, policy: Policy) -> Tensor:

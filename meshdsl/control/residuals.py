@@ -18,17 +18,17 @@ from .autodiff import vjp_of_graph
 from .host import keep_on_device
 
 
-def split(body: Graph, consts: int, carries: int, active: Sequence[bool]):
+def split(body: Graph, consts: int, carries: int, active: Sequence[bool], read: Sequence[bool]):
     """Returns (forward, backward, primal_inputs, wrt): two graphs, and the indices of two sets of the body's inputs.
 
     `forward` returns the body's results and the residuals. `backward` takes the inputs `primal_inputs`, the residuals
-    and the cotangents of the results; it returns the cotangents of the inputs `wrt`.
+    and the cotangents of the floating results that are `read`; it returns the cotangents of the inputs `wrt`.
 
     Residuals are the forward values that the backward half uses, or from which it computes those again, whichever costs
     less (`recompute.choose`). Constants of the loop and slices of its inputs are passed again, and values that depend
     on constants alone are always computed again.
     """
-    joint, forward_values, wrt = vjp_of_graph(body, active)
+    joint, forward_values, wrt = vjp_of_graph(body, active, read)
     n, outs = len(body.ins), len(body.outs)
     ins, cts = joint.ins[:n], joint.ins[n:]
     free = {*ins[:consts], *ins[consts + carries :]}

@@ -268,6 +268,11 @@ class Graph:
         inner = [name for eqn in self.eqns for sub in eqn.graphs().values() for name in sub.dim_names]
         return tuple(dict.fromkeys([*dim_names(self.eqns), *inner]))
 
+    @cached_property
+    def known_dim_names(self) -> frozenset[str]:
+        """The names of the dims that the function used, of its inputs and of all values: a made-up dim has another."""
+        return self.mentions.union(self.dim_names, (d.name for v in self.ins for d in v.dims))
+
     def replace(self: G, **changes: Any) -> G:
         """A copy with other fields; the graph itself if nothing changes, so that what is known of it stays valid."""
         return dataclasses.replace(self, **changes) if _differs(self, changes) else self

@@ -139,7 +139,9 @@ class Op:
     kernel: Callable[..., Any]  # (local: backend.Local, *arrays, **params) on one device's blocks
     # (ct, *ins[, out][, params by name]) -> one ct per input, None for no gradient
     vjp: Callable[..., Any] | None = None
-    fwd: Callable[..., Any] | None = None  # (*ins, **params) -> (outs, residuals), then vjp(cts, residuals, **params)
+    # (*ins, active, read, **params) -> (outs, residuals), then vjp(cts, residuals, **params); `active` operands get a
+    # cotangent, and only results that are `read` have one
+    fwd: Callable[..., Any] | None = None
     # (*ins, **params) -> results, written with other operations: the gradient of an operation without a rule is theirs
     plain: Callable[..., Any] | None = None
     # (*ins, new, **params) -> results, if some operands have the extra dim `new`, first; default: see `batching`

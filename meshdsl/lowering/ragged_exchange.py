@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..dims import Dim, show
+from ..dims import Dim, fresh_dim, show
 from ..errors import LayoutError, at
 from ..ir import Because, Cause, Eqn, Op, Var, cse, dce, walk
 from ..layouts import Sharding
@@ -173,7 +173,7 @@ class _Trim:
         counts = self.lying(eqn, counts, {d.name: v.sharding.axes(d.name) for d in shape})
         slots = next(d for d in v.dims if d.name == mark.slots)
         axes = v.sharding.axes(slots.name)
-        parts = Dim(f"{slots.name}__parts", mesh.count(axes))
+        parts = fresh_dim(Dim(f"{slots.name}__parts", mesh.count(axes)), extents.multiple, shape)
         size = extents.padded(slots) // parts.size
         split = {**dict(counts.sharding.split), parts.name: axes}
         return self.make(eqn, FILLED, counts, split, dim=slots, parts=parts, size=size, axes=axes)

@@ -87,7 +87,8 @@ def group_norm(
     channels, dims = dim_of(x, over), dims_of(x, along)
     if groups < 1 or channels.size % groups:
         raise md.ShapeError(f"md.nn.group_norm cannot divide {channels!r} into {groups} equal groups")
-    parts = md.Dim(f"{channels.name}_group", groups), md.Dim(f"{channels.name}_member", channels.size // groups)
+    sizes = {"group": groups, "member": channels.size // groups}
+    parts = [md.fresh_dim(md.Dim(f"{channels.name}_{part}", size), x.dims) for part, size in sizes.items()]
     split = md.unflatten(md.cast(x, precision.reduce), channels, parts)
     y = md.reshape(normal(split, (parts[1], *dims), eps, True), x.dims)
     return scaled(y, (channels,), name, scale, bias, precision)

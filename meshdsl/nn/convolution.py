@@ -41,8 +41,8 @@ def conv(
     channels, elements = dim_of(x, over), _elements(x, window)
     output = channels if into is None else new_dim(into, "the output channels of md.nn.conv")
     if same_name := into is not None and output.name == channels.name:
-        output = md.Dim(f"{output.name}_out", output.size)
-    kernel = [md.Dim(f"{d}_window", n) for d, n in elements.items()]
+        output = md.fresh_dim(md.Dim(f"{output.name}_out", output.size), x.dims)
+    kernel = [md.fresh_dim(md.Dim(f"{d}_window", n), x.dims, [output]) for d, n in elements.items()]
     fan_in = kernel if into is None else [*kernel, channels]
     with md.scope(name):
         w = md.param("w", [*fan_in, output], init=init or md.init.lecun(fan_in=fan_in), dtype=precision.param)
@@ -97,13 +97,13 @@ def causal_conv(
     """
     if size < 1:
         raise md.ShapeError(f"md.nn.causal_conv reads at least 1 position, got size={size}")
-    length, before = dim_of(x, along), md.Dim("recent", size - 1)
+    length, before = dim_of(x, along), md.fresh_dim(md.Dim("recent", size - 1), x.dims)
     dims = [before if d == length else d for d in x.dims]
     if state is not None and sorted(state.dims) != sorted(dims):
         raise md.ShapeError(f"the state of md.nn.causal_conv has the dims {dims}, got {list(state.dims)}")
     inputs = md.zeros(dims, x.dtype) if state is None else md.transpose(md.cast(state, x.dtype), dims)
-    inputs = md.concat([md.rename(inputs, recent=length.name), x], length.name)
-    recent = md.rename(md.slice(inputs, length.name, length.size, before.size), **{length.name: "recent"})
+    inputs = md.concat([md.rename(inputs, **{before.name: length.name}), x], length.name)
+    recent = md.rename(md.slice(inputs, length.name, length.size, before.size), **{length.name: before.name})
     zeros = (before.size, 0)
     y = conv(
         x if state is None else inputs, {length.name: size}, over,

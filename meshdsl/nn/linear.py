@@ -26,7 +26,8 @@ def weight(name: str, over: tuple[md.Dim, ...], into: tuple[md.Dim, ...], init: 
 
 def with_bias(y: md.Tensor, name: str, dims: tuple[md.Dim, ...], precision: Precision) -> md.Tensor:
     """y plus a parameter of these dims, which starts at zero."""
-    return y + md.cast(md.param(name, dims, init=md.init.zeros(), dtype=precision.param), y.dtype)
+    bias = md.param(name, dims, init=md.init.zeros(), dtype=precision.param)
+    return y + md.cast(bias, y.dtype, reduce=precision.reduce)
 
 
 def dense(
@@ -95,7 +96,8 @@ def embedding(
     """
     rows, into = new_dim(rows, "the rows of md.nn.embedding"), new_dim(into, "the width of md.nn.embedding")
     table = md.param(name, [rows, into], init=init or md.init.normal(0.02), dtype=precision.param)
-    return md.cast(md.take(table, ids, rows), precision.compute), table
+    found = md.take(md.cast(table, table.dtype, reduce=precision.reduce), ids, rows)
+    return md.cast(found, precision.compute), table
 
 
 def learned_positions(
@@ -119,7 +121,7 @@ def learned_positions(
     """
     dims = (dim_of(x, over), dim_of(x, into))
     table = md.param(name, dims, init=init or md.init.normal(0.02), dtype=precision.param)
-    return x + md.cast(table, x.dtype)
+    return x + md.cast(table, x.dtype, reduce=precision.reduce)
 
 
 def feed_forward(

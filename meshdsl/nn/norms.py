@@ -74,7 +74,8 @@ def scaled(
     with md.scope(name):
         if scale:
             init = md.init.constant(1 - offset) if offset else md.init.ones()
-            factor = md.cast(md.param("scale", dims, init=init, dtype=precision.param), y.dtype)
+            factor = md.param("scale", dims, init=init, dtype=precision.param)
+            factor = md.cast(factor, y.dtype, reduce=precision.reduce)
             y = y * (factor + offset if offset else factor)
         y = with_bias(y, "bias", dims, precision) if bias else y
     return md.cast(y, precision.compute)

@@ -27,7 +27,8 @@ def _recurrent(
     The first tensor of a state is the output. `state` may be a number of zero tensors.
     """
     along, over, hidden = dims
-    gate, before = md.Dim("gate", gates), md.Dim(f"{hidden.name}_before", hidden.size)
+    gate = md.fresh_dim(md.Dim("gate", gates), x.dims, [hidden])
+    before = md.fresh_dim(md.Dim(f"{hidden.name}_before", hidden.size), x.dims)
     rest = [d for d in x.dims if d not in (along, over)]
     init = md.init.lecun(fan_in=[over])
     w = md.param("w", [over, gate, hidden], init=init, dtype=precision.param)
@@ -41,7 +42,7 @@ def _recurrent(
     def trip(state: Any, row: md.Tensor) -> Any:
         h = md.rename(state[0], **{hidden.name: before.name})
         product = precision.einsum(h, u, out=[*rest, gate, hidden])
-        state = step(state, *(md.unstack(y, "gate") for y in (row, product)))
+        state = step(state, *(md.unstack(y, gate) for y in (row, product)))
         return state, state[0]
 
     last, outputs = md.scan(trip, state, inputs, over=along)

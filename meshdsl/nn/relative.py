@@ -40,11 +40,11 @@ def relative_bias(
     """
     heads = new_dim(heads, "the heads")
     key, query = new_dim(keys, "the keys"), None if queries is None else new_dim(queries, "the queries")
-    bucket = md.Dim("bucket", buckets)
     numbers = bucket_numbers(buckets, distance, causal)
-    place = md.Dim("distance", len(numbers))
-    at = md.cast(offset, "int32") if query is None else md.iota(query) + offset
     dims = [key] if query is None else [query, key]
+    bucket = md.fresh_dim(md.Dim("bucket", buckets), dims, [heads])
+    place = md.fresh_dim(md.Dim("distance", len(numbers)), dims)
+    at = md.cast(offset, "int32") if query is None else md.iota(query) + offset
     apart = md.minimum(md.maximum(md.broadcast(md.iota(key), dims) - at, -distance), distance) + distance
     table = md.param(name, [bucket, heads], init=init or md.init.normal(0.02), dtype=precision.param)
     index = md.take(md.tensor(numbers, [place]), apart, place)

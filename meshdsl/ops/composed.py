@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import builtins
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ..dims import DimLike, DimsLike, find
 from ..errors import ShapeError
 from ..trace import Tensor, as_tensor
-from .dtypes import cast, check_kind, float_for, kind
+from .dtypes import check_kind, in_wide, mean_dtype
 from .elementwise import abs, equal, maximum, minimum, sqrt, square, where
 from .indexing import iota
 from .reductions import broadcast, max, over_dims, sum
@@ -38,24 +39,28 @@ def norm(x: Any, over: DimsLike | None = None, ord: int | float = 2) -> Tensor:
     >>> md.norm(x), md.norm(x, ord=1), md.norm(x, ord=float("inf"))
     (tensor(float32[], 5.), tensor(float32[], 7.), tensor(float32[], 4.))
 
-    Floats of 16 bits are summed in float32. The gradient of the Euclidean norm of zeros is zero. The squares can
-    overflow; `md.optim.global_norm` avoids that. Raises `ShapeError` for a dim that x lacks, for another `ord`, and
-    for complex numbers.
+    The dtype is that of `jnp.linalg.norm`: float32 for integers and booleans (float64 for those of 64 bits). Floats of
+    8 and 16 bits are summed in float32. The gradient of the Euclidean norm of zeros is zero. The squares can overflow;
+    `md.optim.global_norm` avoids that. Raises `ShapeError` for a dim that x lacks, for another `ord`, and for complex
+    numbers.
     """
     x = as_tensor(x)
-    x = cast(x, float_for(x.dtype)) if kind(x.dtype) in "ib" else x
-    check_kind("norm", x.dtype, "f")
+    check_kind("norm", x.dtype, "fib")
     dims = over_dims(x, over)
-    if ord not in (1, 2, math.inf):
+    norms: dict[float, Callable[[Tensor], Tensor]] = {
+        1: lambda x: sum(abs(x), dims),
+        2: lambda x: _root(sum(square(x), dims)),
+        math.inf: lambda x: max(abs(x), dims),
+    }
+    if ord not in norms:
         raise ShapeError(f"md.norm has ord=1, 2 and float('inf'), not {ord!r}")
-    if ord == math.inf:
-        return max(abs(x), dims)
-    wide = cast(x, "float32") if x.dtype.itemsize < 4 else x
-    if ord == 1:
-        return cast(sum(abs(wide), dims), x.dtype)
-    total = sum(square(wide), dims)
-    zero = equal(total, 0)  # the slope of the root is infinite there
-    return cast(where(zero, 0, sqrt(where(zero, 1, total))), x.dtype)
+    return in_wide(norms[ord], x, mean_dtype(x.dtype))
+
+
+def _root(x: Tensor) -> Tensor:
+    """The square root; its gradient at zero, where the slope is infinite, is zero."""
+    zero = equal(x, 0)
+    return where(zero, 0, sqrt(where(zero, 1, x)))
 
 
 def _triangle(x: Any, rows: DimLike, columns: DimLike, k: int, lower: bool) -> Tensor:

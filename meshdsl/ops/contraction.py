@@ -18,7 +18,7 @@ from ..dims import DimsLike, Shape, merge, names, pick, show
 from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import Tensor, bind1
-from .dtypes import as_dtype, cast, kind, promote
+from .dtypes import as_dtype, cast, is_float8, kind, promote
 from .reductions import over_dims, sum
 
 
@@ -40,13 +40,14 @@ def _einsum_kernel(c: Local, *xs: Any, out: Shape, dtype: np.dtype) -> Any:
     return c.xp.einsum(letters([b.dims for b in c.ins], c.outs[0].dims), *xs, dtype=dtype).astype(dtype)
 
 
-def _einsum_vjp(ct: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+def _einsum_vjp(ct: Tensor, *xs: Tensor, to_dtypes: Sequence[np.dtype]) -> tuple[Tensor, ...]:
     """Each operand's gradient is the einsum of ct with the other operands, in that operand's dim order."""
     grads = []
     for i, x in enumerate(xs):
         others = (*xs[:i], *xs[i + 1 :])
         available = {d.name for y in (ct, *others) for d in y.dims}
-        grad = einsum(*others[:i], ct, *others[i:], out=[d for d in x.dims if d.name in available], dtype=x.dtype)
+        out = [d for d in x.dims if d.name in available]
+        grad = einsum(*others[:i], ct, *others[i:], out=out, dtype=to_dtypes[i])
         grads.append(grad)  # autodiff broadcasts over dims that only x has
     return tuple(grads)
 
@@ -82,18 +83,20 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
 
     `dtype` is the dtype of the sum, also of partial sums on each device (default: the operands' common dtype).
     More than two tensors are multiplied two at a time, first the pair with the fewest multiplications, by whole sizes.
-    Raises `ShapeError` if `out` contains a dim that no operand has.
+    Two tensors may be 8-bit floats of two formats, if `dtype` is given. Raises `ShapeError` if `out` contains a dim
+    that no operand has, and for operands without a common dtype.
     """
     if not xs:
         raise ShapeError("md.einsum needs at least one tensor")
-    xs = promote(*xs)
+    if dtype is None or len(xs) != 2 or not all(isinstance(x, Tensor) and is_float8(x.dtype) for x in xs):
+        xs = promote(*xs)
     shape = pick(out, merge(x.dims for x in xs).values(), what="output dim")
     dtype = as_dtype(dtype or xs[0].dtype)
     while len(xs) > 2:
         xs = promote(*_with_one_pair_multiplied(xs, shape, dtype))
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":
         xs = tuple(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs))
-        if len({x.dtype for x in xs}) > 1:  # some were summed, in the dtype of the sum
+        if len({x.dtype.itemsize for x in xs}) > 1:  # some were summed, in the dtype of the sum
             widest = max((x.dtype for x in xs), key=lambda kind: kind.itemsize)
             xs = tuple(cast(x, widest) for x in xs)
     return bind1(EINSUM, *xs, out=shape, dtype=dtype)

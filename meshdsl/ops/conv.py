@@ -144,7 +144,12 @@ def _merged(c: Local, x: Any, shape: Shape, places: Mapping[str, str], parts: Ma
 
 
 def _conv_vjp(
-    ct: Tensor, x: Tensor, w: Tensor, window: tuple[Window, ...], kernel: tuple[str, ...]
+    ct: Tensor,
+    x: Tensor,
+    w: Tensor,
+    window: tuple[Window, ...],
+    kernel: tuple[str, ...],
+    to_dtypes: Sequence[np.dtype],
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x convolves ct with the reversed kernel; that of w convolves x with ct.
 
@@ -158,7 +163,8 @@ def _conv_vjp(
         along.append(sized(step, n, v.size))
         flipped = reverse(flipped, k) if v.size > 1 else flipped
     outs = [v.out_dim for v in window]
-    return _conv(ct, flipped, back, kernel, x.dims, x.dtype), _conv(x, ct, along, outs, w.dims, w.dtype)
+    to_x, to_w = to_dtypes
+    return _conv(ct, flipped, back, kernel, x.dims, to_x), _conv(x, ct, along, outs, w.dims, to_w)
 
 
 def _conv(x: Tensor, w: Tensor, window: Sequence[Window], kernel: Sequence[str], out: Shape, dtype: Any) -> Tensor:

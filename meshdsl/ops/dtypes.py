@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -51,15 +52,53 @@ def float_for(dtype: np.dtype) -> str:
     return "float64" if dtype.itemsize == 8 else "float32"
 
 
+def mean_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of a mean: that of the operand, or a float for integers and booleans; the rule of `jnp.mean`."""
+    return np.dtype(float_for(dtype)) if kind(dtype) in "ib" else dtype
+
+
+def sum_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of a sum or product: integers and booleans take JAX's default integer; the rule of `jnp.sum`."""
+    if kind(dtype) not in "ib":
+        return dtype
+    default = jax.dtypes.canonicalize_dtype("uint64" if dtype.kind == "u" else "int64")
+    return max(default, dtype, key=lambda each: each.itemsize)
+
+
+def wide_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which sums and products are computed: float32 for floats of 8 and 16 bits."""
+    return np.dtype(np.float32) if kind(dtype) == "f" and dtype.itemsize < 4 else dtype
+
+
 CAST = Op(
     "cast",
     type=lambda x, *, dtype: Type(x.dims, dtype),
     kernel=lambda c, x, *, dtype: c.xp.astype(x.real if kind(x.dtype) == "c" and kind(dtype) in "fi" else x, dtype),
-    vjp=lambda ct, x: (_cast_back(ct, x.dtype) if kind(x.dtype) in "fc" else None,),
+    vjp=lambda ct, x, to_dtypes: (_cast_back(ct, to_dtypes[0]) if kind(x.dtype) in "fc" else None,),
     linear=Linear.WIDENING,
     fuses=Fuses.MAP,
     by_name=True,
     bounded=Bounded.BY_OPERANDS,
+)
+
+
+CAST_PARTS = Op(  # a cast of a value, or of each device's part of a pending sum
+    "cast_parts",
+    type=lambda x, *, dtype: Type(x.dims, dtype),
+    kernel=lambda c, x, *, dtype: c.xp.astype(x, dtype),
+    vjp=lambda ct, x: (ct,),  # differentiation casts it
+    linear=Linear.JOINT,
+    fuses=Fuses.MAP,
+    by_name=True,
+    bounded=Bounded.BY_OPERANDS,
+)
+REDUCED_IN = Op(  # the value; devices add up its cotangent in `dtype`
+    "reduced_in",
+    type=lambda x, *, dtype: x,
+    kernel=lambda c, x, *, dtype: x,
+    vjp=lambda ct, x, dtype: (cast_parts(ct, dtype),),
+    linear=Linear.JOINT,
+    fuses=Fuses.VIEW,
 )
 
 
@@ -79,25 +118,52 @@ def as_dtype(dtype: Any) -> np.dtype:
     return dtype
 
 
-def cast(x: Any, dtype: Any) -> Tensor:
+def cast(x: Any, dtype: Any, *, reduce: Any = None) -> Tensor:
     """The same values in another dtype.
 
     >>> import meshdsl as md
     >>> md.cast(md.tensor([1.5], "a"), "int32")
     tensor(int32[a=1], [1])
 
-    Raises `ShapeError` for a cast from complex to real numbers, and for a dtype that JAX lacks or has disabled.
+    The gradient of a weight has the weight's dtype, also where products read a copy in a narrower one: each device adds
+    it up in that dtype, devices add it up in that dtype, and so do loops. `reduce` is the dtype in which devices add up
+    the gradient of x, if that is narrower: "bfloat16" sends half the bytes of a float32 gradient, and each device
+    rounds its part. It changes no value of the result.
+
+    Raises `ShapeError` for a cast from complex to real numbers, for a dtype that JAX lacks or has disabled, and for a
+    `reduce` that is not floating.
     """
     x, dtype = as_tensor(x), as_dtype(dtype)
     if kind(x.dtype) == "c" and kind(dtype) in "fi":
         raise ShapeError(f"md.cast from {x.dtype.name} to {dtype.name} would lose the imaginary part")
-    return x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
+    y = x if x.dtype == dtype else bind1(CAST, x, dtype=dtype)
+    if reduce is None:
+        return y
+    if kind(reduce := as_dtype(reduce)) != "f":
+        raise ShapeError(f"md.cast(reduce=) is the floating dtype of a sum over devices, got {reduce.name}")
+    narrower = kind(x.dtype) == "f" and reduce.itemsize < x.dtype.itemsize
+    return bind1(REDUCED_IN, y, dtype=reduce) if narrower else y
+
+
+def cast_parts(x: Tensor, dtype: Any) -> Tensor:
+    """The same values in another dtype. Of a pending sum, each device casts its part: the sum is in the new dtype."""
+    return x if x.dtype == dtype else bind1(CAST_PARTS, x, dtype=np.dtype(dtype))
+
+
+def in_wide(f: Callable[[Tensor], Tensor], x: Tensor, dtype: np.dtype) -> Tensor:
+    """f(x) in `dtype`, computed in the dtype of its sums and rounded once, also if devices add partial results."""
+    return cast(f(cast(x, wide_dtype(dtype))), dtype)
 
 
 def countable(x: Any) -> Tensor:
-    """A tensor whose elements can be added up: booleans are counted in int32."""
+    """A tensor whose elements can be added up: booleans are counted in JAX's default integer."""
     x = as_tensor(x)
-    return cast(x, "int32") if kind(x.dtype) == "b" else x
+    return cast(x, sum_dtype(x.dtype)) if kind(x.dtype) == "b" else x
+
+
+def is_float8(dtype: np.dtype) -> bool:
+    """True for floats of 8 bits or fewer."""
+    return kind(dtype) == "f" and dtype.itemsize == 1
 
 
 def _bitcast_type(x: Type, *, dtype: np.dtype) -> Type:
@@ -121,11 +187,21 @@ def bitcast(x: Tensor, dtype: Any) -> Tensor:
 
 
 def promote(*xs: Any) -> tuple[Tensor, ...]:
-    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype."""
+    """Cast operands to their common dtype by JAX's promotion rules; Python numbers adopt the tensors' dtype.
+
+    Floats of 8 bits beside wider ones are cast to these, which changes no value; JAX refuses that. Raises `ShapeError`
+    for 8-bit floats of two formats, and for others that JAX does not promote.
+    """
     for x in xs:
         if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
             as_tensor(x)  # raises an error that explains how to name dims
     if all(isinstance(x, Tensor) and x.dtype == xs[0].dtype for x in xs):
         return xs
-    dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in xs)))
+    wide = [x for x in xs if not (isinstance(x, Tensor) and is_float8(x.dtype))]
+    floats = any(isinstance(x, Tensor) and kind(x.dtype) in "fc" for x in wide)
+    try:
+        dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in (wide if floats else xs))))
+    except ValueError:  # jax.dtypes.TypePromotionError
+        listed = " and ".join(dict.fromkeys(x.dtype.name for x in xs if isinstance(x, Tensor)))
+        raise ShapeError(f"{listed} have no common dtype\n  cast one of them with md.cast") from None
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)

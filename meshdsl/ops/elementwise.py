@@ -16,7 +16,7 @@ from ..dims import merge, show
 from ..errors import ShapeError, at, caller
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
-from .dtypes import cast, check_kind, float_for, kind, promote, takes
+from .dtypes import CAST, cast, check_kind, float_for, kind, promote, takes
 
 
 def broadcast_shape(*types: Type):
@@ -268,6 +268,15 @@ right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
 
 ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # passes match these records
 EQUAL, NOT_EQUAL, REMAINDER = _RECORDS["equal"], _RECORDS["not_equal"], _RECORDS["remainder"]
+ISFINITE = _RECORDS["isfinite"]
+
+
+def absolute_square(x: Tensor) -> Tensor:
+    """The square of the absolute value, elementwise: real, also of complex numbers."""
+    if kind(x.dtype) != "c":
+        return square(x)
+    part = np.finfo(x.dtype).dtype
+    return square(bind1(CAST, x, dtype=part)) + square(bind1(CAST, x * -1j, dtype=part))  # a cast takes the real part
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:

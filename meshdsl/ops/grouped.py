@@ -90,10 +90,12 @@ def _outer_rule(x: Type, y: Type, i: Type, *, by: Dim, **params: Any) -> Labels:
     return Labels((named(x.dims), named(y.dims), named(i.dims)), (named(out.dims, [by.name]),))
 
 
-def _dot_vjp(ct: Tensor, x: Tensor, w: Tensor, i: Tensor, *, by: Dim, over: Dim) -> tuple[Any, ...]:
+def _dot_vjp(
+    ct: Tensor, x: Tensor, w: Tensor, i: Tensor, *, by: Dim, over: Dim, to_dtypes: Sequence[np.dtype]
+) -> tuple[Any, ...]:
     new, paired = _new(w.dims, i.dims, by, over), _paired(w.dims, i.dims)
-    to_x = bind1(GROUPED_DOT, *promote(ct, w), i, by=by, over=new, dtype=x.dtype)
-    to_w = bind1(GROUPED_OUTER, *promote(x, ct), i, by=by, rows=over, columns=new, dtype=w.dtype, paired=paired)
+    to_x = bind1(GROUPED_DOT, *promote(ct, w), i, by=by, over=new, dtype=to_dtypes[0])
+    to_w = bind1(GROUPED_OUTER, *promote(x, ct), i, by=by, rows=over, columns=new, dtype=to_dtypes[1], paired=paired)
     return to_x, to_w, None
 
 

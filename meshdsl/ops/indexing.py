@@ -138,7 +138,10 @@ TAKE = Op(
     "take",
     type=_take_type,
     kernel=_take_kernel,
-    vjp=lambda ct, x, i, over: (transpose(_scatter_add(i, ct, over, x.dims), x.dims), None),
+    vjp=lambda ct, x, i, over, to_dtypes: (
+        transpose(_scatter_add(i, cast(ct, to_dtypes[0]), over, x.dims), x.dims),
+        None,
+    ),
     vmap=lambda x, i, *, new, over: bind1(TAKE, x, i, over=over),  # without repeating the table
     linear=Linear.FIRST,
     reduce=Reduce.SUM,

@@ -13,7 +13,7 @@ from ..dims import Dim, DimLike, find
 from ..errors import ShapeError
 from ..ir import Fuses, Op, Type
 from ..trace import Tensor, as_tensor, bind, bind1
-from .dtypes import check_ordered, countable
+from .dtypes import check_ordered, countable, in_wide
 from .elementwise import stop_gradient
 from .index_map import replaced
 from .indexing import new_dim, put_along
@@ -56,11 +56,13 @@ def cumsum(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = False
     >>> md.cumsum(md.tensor([1.0, 2.0, 3.0], "a"), "a", exclusive=True)
     tensor(float32[a=3], [0. 1. 3.])
 
-    Raises `ShapeError` for a dim that x lacks.
+    The dtype is that of `jnp.cumsum`: integers keep theirs, so those of 8 and 16 bits can wrap; booleans are counted in
+    JAX's default integer. Floats of 8 and 16 bits are added in float32, over devices too, and rounded once. Raises
+    `ShapeError` for a dim that x lacks.
     """
     x = countable(x)
     dim = find(over, x.dims)
-    total = bind1(CUMSUM, x, dim=dim, reverse=reverse)
+    total = in_wide(lambda wide: bind1(CUMSUM, wide, dim=dim, reverse=reverse), x, x.dtype)
     return shift(total, dim, -1 if reverse else 1) if exclusive else total
 
 

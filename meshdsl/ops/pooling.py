@@ -20,7 +20,7 @@ from ..dims import ByDim, Dim, Shape, find, show
 from ..errors import ShapeError
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, tensor
-from .dtypes import cast, countable, kind
+from .dtypes import cast, in_wide, kind, mean_dtype, sum_dtype
 from .masking import identity
 from .reductions import spread
 from .reshape import blocked_kernel
@@ -197,10 +197,10 @@ def max_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
 
 
 def sum_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
-    """The sum of each window over one or several dims. Padding is 0; booleans are counted in int32; see `max_pool`."""
-    x = countable(x)
+    """The sum of each window over one or several dims, in the dtype of `md.sum`. Padding is 0; see `max_pool`."""
+    x = as_tensor(x)
     windows = _pool_windows("sum_pool", x, window, stride, padding)
-    return bind1(SUM_POOL, x, window=windows) if windows else x
+    return in_wide(lambda wide: bind1(SUM_POOL, wide, window=windows) if windows else wide, x, sum_dtype(x.dtype))
 
 
 def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "valid") -> Tensor:
@@ -212,18 +212,22 @@ def avg_pool(x: Any, window: ByDim[int], stride: Any = None, padding: Any = "val
     >>> md.avg_pool(md.tensor([1.0, 3.0, 2.0, 4.0, 6.0], "length"), window={"length": 2}, padding="same")
     tensor(float32[length=3], [2. 3. 6.])
 
-    The result of a window that contains only padding is NaN.
+    The result of a window that contains only padding is NaN. The dtype and the accuracy are those of `md.mean`.
     """
     x = as_tensor(x)
     windows = _pool_windows("avg_pool", x, window, stride, padding)
-    total = sum_pool(x, window, stride, padding)
     counts = [(Dim(v.out_dim, v.out_size(d.size)), _real_counts(v, d.size)) for v, d in pairs(windows, x.dims)]
     same = math.prod(int(n[0]) for _, n in counts if len(n) and (n == n[0]).all())
-    total = total / same if same != 1 or kind(total.dtype) == "i" else total
-    for dim, n in counts:
-        if len(n) and (n != n[0]).any():
-            total = total / cast(tensor(n, [dim]), total.dtype)
-    return total
+
+    def wide_mean(x: Tensor) -> Tensor:
+        total = sum_pool(x, window, stride, padding)
+        total = total / same if same != 1 else total
+        for dim, n in counts:
+            if len(n) and (n != n[0]).any():
+                total = total / cast(tensor(n, [dim]), total.dtype)
+        return total
+
+    return in_wide(wide_mean, x, mean_dtype(x.dtype))
 
 
 def _real_counts(v: Window, n: int) -> np.ndarray:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..backend import Local
-from ..dims import Dim, DimsLike, Shape, merge, names, pick, show
+from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, size_of
 from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
-from .dtypes import cast, check_ordered, countable
-from .elementwise import logical_not, square, where
+from .dtypes import cast, check_ordered, in_wide, kind, mean_dtype, sum_dtype
+from .elementwise import absolute_square, logical_not, where
 
 
 def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
@@ -75,7 +75,7 @@ def _extreme_vjp(ct: Tensor, x: Tensor, out: Tensor, over: Shape) -> tuple[Tenso
 def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:
     """The gradient is the product of the other elements. Zeros are counted, so it is correct for exact zeros too."""
     zero = x == 0
-    zeros = sum(cast(zero, "int32"), over)
+    zeros = total(cast(zero, "int32"), over)
     rest = prod(where(zero, 1, x), over)
     alone = where(zeros == 1, rest, 0)
     every = broadcast(where(zeros == 0, rest, 0), x.dims) / where(zero, 1, x)
@@ -99,17 +99,31 @@ def _check_nonempty(name: str, x: Tensor, over: Shape) -> None:
         raise ShapeError(f"md.{name} of no elements: {show(over)} of {x.type} has size 0")
 
 
+def total(x: Tensor, over: DimsLike | None = None) -> Tensor:
+    """The sum in the dtype of x, also of the devices' partial sums: integers can wrap."""
+    return bind1(_SUM, x, over=over_dims(x, over))
+
+
 def sum(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The sum over one or several dims, or all (default). Booleans are counted in int32.
+    """The sum over one or several dims, or all (default).
 
     >>> import meshdsl as md
     >>> md.sum(md.tensor([[1.0, 2.0], [3.0, 4.0]], "a b"), "a")
     tensor(float32[b=2], [4. 6.])
+    >>> md.sum(md.tensor([100, 100], "a", dtype="int8"))
+    tensor(int32[], 200)
 
+    The dtype is that of `jnp.sum`: integers and booleans are added in JAX's default integer, int32 or uint32 (64 bits
+    if JAX has them enabled). Floats of 8 and 16 bits are added in float32, over devices too, and rounded once.
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = countable(x)
-    return bind1(_SUM, x, over=over_dims(x, over))
+    return _accumulated(_SUM, as_tensor(x), over)
+
+
+def _accumulated(op: Op, x: Tensor, over: DimsLike | None) -> Tensor:
+    """The sum or product of x in the dtype of `jnp.sum`."""
+    dtype = sum_dtype(x.dtype)
+    return in_wide(lambda wide: bind1(op, wide, over=over_dims(x, over)), x, dtype)
 
 
 def mean(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -119,12 +133,12 @@ def mean(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> md.mean(md.tensor([1.0, 2.0, 6.0], "a"))
     tensor(float32[], 3.)
 
-    Raises `ShapeError` for a dim that x lacks.
+    The dtype is that of `jnp.mean`: float32 for integers and booleans (float64 for those of 64 bits). Floats of 8 and
+    16 bits are added in float32, over devices too, and rounded once. Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     reduced_dims = over_dims(x, over)
-    total = sum(x, reduced_dims)
-    return total / math.prod(d.size for d in reduced_dims)
+    return in_wide(lambda wide: total(wide, reduced_dims) / size_of(reduced_dims), x, mean_dtype(x.dtype))
 
 
 def max(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -158,7 +172,7 @@ def min(x: Any, over: DimsLike | None = None) -> Tensor:
 
 
 def prod(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The product over one or several dims, or all (default).
+    """The product over one or several dims, or all (default); its dtype follows the rule of `md.sum`.
 
     >>> import meshdsl as md
     >>> md.prod(md.tensor([2.0, 3.0], "a"))
@@ -166,8 +180,7 @@ def prod(x: Any, over: DimsLike | None = None) -> Tensor:
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
-    return bind1(PROD, x, over=over_dims(x, over))
+    return _accumulated(PROD, as_tensor(x), over)
 
 
 def any(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -179,7 +192,7 @@ def any(x: Any, over: DimsLike | None = None) -> Tensor:
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    return sum(cast(cast(x, bool), "int32"), over) > 0
+    return total(cast(cast(x, bool), "int32"), over) > 0
 
 
 def all(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -191,7 +204,7 @@ def all(x: Any, over: DimsLike | None = None) -> Tensor:
 
     Raises `ShapeError` for a dim that x lacks.
     """
-    return sum(cast(logical_not(cast(x, bool)), "int32"), over) == 0
+    return total(cast(logical_not(cast(x, bool)), "int32"), over) == 0
 
 
 def var(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -201,11 +214,17 @@ def var(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> md.var(md.tensor([1.0, 3.0], "a"))
     tensor(float32[], 1.)
 
-    Raises `ShapeError` for a dim that x lacks.
+    The variance of complex numbers is real: the mean of the squared distances from their mean. Otherwise the dtype is
+    that of `md.mean`; it is computed in float32 or wider. Raises `ShapeError` for a dim that x lacks.
     """
     x = as_tensor(x)
     reduced_dims = over_dims(x, over)
-    return mean(square(x - broadcast(mean(x, reduced_dims), x.dims)), reduced_dims)
+
+    def wide_var(x: Tensor) -> Tensor:
+        return mean(absolute_square(x - broadcast(mean(x, reduced_dims), x.dims)), reduced_dims)
+
+    dtype = mean_dtype(x.dtype)
+    return wide_var(x) if kind(dtype) == "c" else in_wide(wide_var, x, dtype)
 
 
 def _broadcast_type(x: Type, *, shape: Shape) -> Type:

@@ -9,7 +9,7 @@ from ..dims import DimsLike, Shape, size_of
 from ..errors import ShapeError
 from ..ir import Call, Op
 from ..trace import Tensor, as_tensor, bind, trace
-from .dtypes import as_dtype, cast, kind
+from .dtypes import as_dtype, cast, check_kind, in_wide, kind, mean_dtype
 from .elementwise import exp, isfinite, log, stop_gradient, where
 from .reductions import max, over_dims, sum
 
@@ -21,13 +21,19 @@ def logsumexp(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> md.logsumexp(md.tensor([1000.0, 1000.0], "a"), "a")
     tensor(float32[], 1000.6932)
 
-    Raises `ShapeError` for a dim that x lacks, and for numbers that are not floats.
+    The dtype is that of `jax.nn.logsumexp`: float32 for integers and booleans (float64 for those of 64 bits). Floats of
+    8 and 16 bits are computed in float32. Raises `ShapeError` for a dim that x lacks, and for complex numbers.
     """
-    x = _floating("logsumexp", x)
+    x = as_tensor(x)
+    check_kind("logsumexp", x.dtype, "fib")
     gone = over_dims(x, over)
-    top = stop_gradient(max(x, gone))
-    shift = where(isfinite(top), top, 0)  # if all are -inf the result is -inf; if any is inf, inf
-    return log(sum(exp(x - shift), gone)) + shift
+
+    def wide_logsumexp(x: Tensor) -> Tensor:
+        top = stop_gradient(max(x, gone))
+        shift = where(isfinite(top), top, 0)  # if all are -inf the result is -inf; if any is inf, inf
+        return log(sum(exp(x - shift), gone)) + shift
+
+    return in_wide(wide_logsumexp, x, mean_dtype(x.dtype))
 
 
 def softmax(x: Any, over: DimsLike, dtype: Any = None) -> Tensor:
@@ -64,7 +70,7 @@ def _at_most_zero(x: Tensor, over: Shape) -> Tensor:
     return x - stop_gradient(max(x, over)) if size_of(over) else x
 
 
-def _softmax_fwd(x: Tensor, *, active: Sequence[bool], over: Shape, control: Call) -> Any:
+def _softmax_fwd(x: Tensor, *, active: Sequence[bool], read: Sequence[bool], over: Shape, control: Call) -> Any:
     (out,) = control.graph.outs
     p = cast(_quotient(x, over), out.dtype)
     return [p], p

@@ -34,6 +34,12 @@ def checked_decays(**decays: float) -> None:
             raise md.ShapeError(f"{name} is from 0 to below 1, got {value}")
 
 
+def check_state_dtype(dtype: Any) -> None:
+    """Raises `ShapeError` unless the dtype of an optimizer's moments is floating, or None."""
+    if dtype is not None and not md.spec([], dtype).dtype.name.startswith(("float", "bfloat")):
+        raise md.ShapeError(f"state_dtype is the floating dtype of an optimizer's moments, got {dtype!r}")
+
+
 def check_update(params: Any, grads: Any, state: Any, init: Callable[[Any], Any]) -> None:
     """Raises `ShapeError` unless gradients match parameters in path and dims, and the state what `init` creates.
 

@@ -17,9 +17,9 @@ import jax
 
 import meshdsl as md
 
-from .checks import LearningRate, check_update, checked_decays, checked_rate
-from .optimizers import Optimizer, adamw, of_trained, rate_of, recorded, zero, zeros_like
-from .per_tensor import Chosen, every, norm, own_dims, path_of
+from .checks import LearningRate, check_state_dtype, check_update, checked_decays, checked_rate
+from .optimizers import Optimizer, adamw, cast_as, of_trained, rate_of, recorded, zero, zeros_like
+from .per_tensor import Chosen, every, norm, own_dims, path_of, wide
 
 
 class Matrix(NamedTuple):
@@ -44,6 +44,7 @@ def muon(
     decays: Chosen = every,
     eps: float = 1e-8,
     stacked: str = "layer*",
+    state_dtype: Any = None,
 ) -> Optimizer:
     """Muon: steps along the orthogonalized momentum of each weight matrix::
 
@@ -69,36 +70,39 @@ def muon(
 
     `scale` is sqrt(max(1, outputs / inputs)) (Jordan et al.), or with `rms` it is rms sqrt(max(inputs, outputs)), so
     that updates have that root mean square, 0.2 as in AdamW (Liu et al., 2025, equation 4). `coefficients` are c0, c1
-    and c2. A parameter that `others` freezes (`with_frozen`) is frozen here too. Raises `ShapeError` at `init` if an
-    entry of `matrices` matches no parameter, or names dims that the weight does not have, and if no weight is a matrix.
+    and c2. m has `state_dtype`; see `adamw`. A parameter that `others` freezes (`with_frozen`) is frozen here too.
+    Raises `ShapeError` at `init` if an entry of `matrices` matches no parameter, or names dims that the weight does not
+    have, and if no weight is a matrix.
     """
     checked_rate(learning_rate)
     checked_decays(beta=beta)
     rules = dict(matrices or {})
-    rest = others or adamw(learning_rate, weight_decay=0.0)
+    check_state_dtype(state_dtype)
+    rest = others or adamw(learning_rate, weight_decay=0.0, state_dtype=state_dtype)
 
     def init(params: Any) -> dict[str, Any]:
         ours, theirs = _divided(params, _matrices(params, rules, stacked))
-        return {"step": zero(), "m": zeros_like(ours), "others": rest.init(theirs)}
+        return {"step": zero(), "m": zeros_like(ours, state_dtype), "others": rest.init(theirs)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         known = _matrices(params, rules, stacked)
         (p, p_others), (g, g_others) = _divided(params, known), _divided(grads, known)
         rate = rate_of(learning_rate, state["step"])
-        m = {path: md.cast(beta * m + (1 - beta) * g[path], m.dtype) for path, m in state["m"].items()}
+        g = {path: wide(x) for path, x in g.items()}
+        m = {path: beta * wide(m) + (1 - beta) * g[path] for path, m in state["m"].items()}
 
         def move(path: str) -> md.Tensor:
             direction = beta * m[path] + (1 - beta) * g[path] if nesterov else m[path]
             change = _scale(known[path], rms) * _orthogonalized(direction, known[path], steps, coefficients, eps)
             if weight_decay and decays(path):
-                change = change + weight_decay * p[path]
+                change = change + weight_decay * wide(p[path])
             return md.cast(p[path] - rate * change, p[path].dtype)
 
         new, others_state = rest.update(g_others, state["others"], p_others)
         new = {**new, **{path: move(path) for path in p}}
         params = jax.tree_util.tree_map_with_path(lambda keys, _: new[path_of(keys)], params)
-        return params, {"step": state["step"] + 1, "m": m, "others": others_state}
+        return params, {"step": state["step"] + 1, "m": cast_as(m, state["m"]), "others": others_state}
 
     return of_trained(Optimizer(init, update), rest.frozen)
 
@@ -158,7 +162,10 @@ def _orthogonalized(
     """
     c0, c1, c2 = coefficients
     side = min(matrix, key=_size)
-    row, column, middle = ({d.name: f"{d.name}_{index}" for d in side} for index in ("row", "column", "middle"))
+    row, column, middle = (
+        {d.name: md.fresh_dim(md.Dim(f"{d.name}_{index}", d.size), x.dims).name for d in side}
+        for index in ("row", "column", "middle")
+    )
     stacked = [d for d in x.dims if d not in (*matrix.inputs, *matrix.outputs)]
     square = [*stacked, *(md.Dim(names[d.name], d.size) for names in (row, column) for d in side)]
     x = md.rename(md.cast(x / (norm(x, (*matrix.inputs, *matrix.outputs)) + eps), x.dtype), **row)

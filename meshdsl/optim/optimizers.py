@@ -18,8 +18,8 @@ import jax
 
 import meshdsl as md
 
-from .checks import LearningRate, check_update, checked_decays, checked_rate, is_tensor
-from .per_tensor import Chosen, every, none, path_of
+from .checks import LearningRate, check_state_dtype, check_update, checked_decays, checked_rate, is_tensor
+from .per_tensor import Chosen, every, none, path_of, wide
 
 P = ParamSpec("P")
 
@@ -132,13 +132,15 @@ def sgd(learning_rate: LearningRate) -> Optimizer:
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
-        return subtract(params, jax.tree.map(lambda g: rate * g, grads)), {"step": state["step"] + 1}
+        return subtract(params, jax.tree.map(lambda g: rate * wide(g), grads)), {"step": state["step"] + 1}
 
     return Optimizer(init, update)
 
 
 @recorded
-def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = False) -> Optimizer:
+def momentum(
+    learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = False, *, state_dtype: Any = None
+) -> Optimizer:
     """SGD with momentum (Polyak, 1964): m = g + decay * m; p - learning_rate * m.
 
     With `nesterov`, p - learning_rate * (g + decay * m) (Sutskever et al., 2013, section 3).
@@ -151,26 +153,33 @@ def momentum(learning_rate: LearningRate, decay: float = 0.9, nesterov: bool = F
     ...     params, state = optimizer.update(grads, state, params)
     >>> params["w"], state["m"]["w"]
     (tensor(float32[io=1], [0.71]), tensor(float32[io=1], [1.9]))
+
+    m has `state_dtype`; see `adamw`.
     """
 
     checked_rate(learning_rate)
     checked_decays(decay=decay)
+    check_state_dtype(state_dtype)
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": zero(), "m": zeros_like(params)}
+        return {"step": zero(), "m": zeros_like(params, state_dtype)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
-        m = jax.tree.map(lambda g, m: md.cast(g + decay * m, m.dtype), grads, state["m"])
+        grads = jax.tree.map(wide, grads)
+        m = jax.tree.map(lambda g, m: g + decay * wide(m), grads, state["m"])
         direction = jax.tree.map(lambda g, m: g + decay * m, grads, m) if nesterov else m
-        return subtract(params, jax.tree.map(lambda d: rate * d, direction)), {"step": state["step"] + 1, "m": m}
+        state = {"step": state["step"] + 1, "m": cast_as(m, state["m"])}
+        return subtract(params, jax.tree.map(lambda d: rate * d, direction)), state
 
     return Optimizer(init, update)
 
 
 @recorded
-def adam(learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Optimizer:
+def adam(
+    learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, *, state_dtype: Any = None
+) -> Optimizer:
     """Adam (Kingma and Ba, 2015, algorithm 1), with bias correction; the first step has size learning_rate.
 
     >>> import meshdsl as md
@@ -181,8 +190,10 @@ def adam(learning_rate: LearningRate, b1: float = 0.9, b2: float = 0.999, eps: f
     tensor(float32[a=1], [0.9])
     >>> sorted(state)
     ['m', 'step', 'v']
+
+    m and v have `state_dtype`; see `adamw`.
     """
-    return adamw(learning_rate, b1, b2, eps, weight_decay=0.0)
+    return adamw(learning_rate, b1, b2, eps, weight_decay=0.0, state_dtype=state_dtype)
 
 
 @recorded
@@ -193,6 +204,8 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
     decays: Chosen = every,
+    *,
+    state_dtype: Any = None,
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2).
 
@@ -204,40 +217,49 @@ def adamw(
     >>> params = {"w": md.tensor([1.0], "io")}
     >>> optimizer.update({"w": md.tensor([2.0], "io")}, optimizer.init(params), params)[0]["w"]
     tensor(float32[io=1], [0.85])
+
+    The moments m and v are float32, or wider if a parameter is; the update is computed in that dtype, and a narrower
+    parameter is rounded once. `state_dtype` is another dtype for their storage: "bfloat16" halves it, but a v that
+    decays by 0.999 a step then no longer decays. Raises `ShapeError` for a `state_dtype` that is not floating.
     """
 
     checked_rate(learning_rate)
     checked_decays(b1=b1, b2=b2)
     if isinstance(weight_decay, int | float) and not 0 <= weight_decay < math.inf:
         raise md.ShapeError(f"weight_decay is a finite number of at least 0, got {weight_decay}")
+    check_state_dtype(state_dtype)
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
+        return {"step": zero(), "m": zeros_like(params, state_dtype), "v": zeros_like(params, state_dtype)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
-        state, correction_1, correction_2 = moments(grads, state, b1, b2)
+        state, (m, v), (correction_1, correction_2) = moments(grads, state, b1, b2)
 
         def move(path: Any, p: md.Tensor, m: md.Tensor, v: md.Tensor) -> md.Tensor:
             if weight_decay and decays(path_of(path)):
-                delta = rate * ((m / correction_1) / (md.sqrt(v / correction_2) + eps) + weight_decay * p)
+                delta = rate * ((m / correction_1) / (md.sqrt(v / correction_2) + eps) + weight_decay * wide(p))
             else:
                 delta = rate * (m / correction_1) / (md.sqrt(v / correction_2) + eps)
             return md.cast(p - delta, p.dtype)
 
-        return jax.tree_util.tree_map_with_path(move, params, state["m"], state["v"]), state
+        return jax.tree_util.tree_map_with_path(move, params, m, v), state
 
     return Optimizer(init, update)
 
 
-def moments(grads: Any, state: dict[str, Any], b1: float, b2: float) -> tuple[dict[str, Any], md.Tensor, md.Tensor]:
-    """The state of Adam after these gradients, and the bias corrections by which m and v are divided."""
+def moments(
+    grads: Any, state: dict[str, Any], b1: float, b2: float
+) -> tuple[dict[str, Any], tuple[Any, Any], tuple[md.Tensor, md.Tensor]]:
+    """The state of Adam after these gradients, m and v in at least float32, and the corrections that divide them."""
     step = state["step"] + 1
     count = count_of(step, jax.tree.leaves(grads))
-    m = jax.tree.map(lambda m, g: md.cast(b1 * m + (1 - b1) * g, m.dtype), state["m"], grads)
-    v = jax.tree.map(lambda v, g: md.cast(b2 * v + (1 - b2) * (g * g), v.dtype), state["v"], grads)
-    return {"step": step, "m": m, "v": v}, 1 - b1**count, 1 - b2**count
+    grads = jax.tree.map(wide, grads)
+    m = jax.tree.map(lambda m, g: b1 * wide(m) + (1 - b1) * g, state["m"], grads)
+    v = jax.tree.map(lambda v, g: b2 * wide(v) + (1 - b2) * (g * g), state["v"], grads)
+    stored = {"step": step, "m": cast_as(m, state["m"]), "v": cast_as(v, state["v"])}
+    return stored, (m, v), (1 - b1**count, 1 - b2**count)
 
 
 def count_of(step: md.Tensor, leaves: Iterable[md.Tensor]) -> md.Tensor:
@@ -261,11 +283,17 @@ def zero() -> md.Tensor:
     return md.cast(0, "int32")
 
 
-def zeros_like(params: Any) -> Any:
+def cast_as(tree: Any, like: Any) -> Any:
+    """The tensors of a tree, each in the dtype of the one at its place in the other."""
+    return jax.tree.map(lambda x, y: md.cast(x, y.dtype), tree, like)
+
+
+def zeros_like(params: Any, dtype: Any = None) -> Any:
+    """Zeros with the dims of the parameters; without a dtype, in that of each parameter or float32, if it is wider."""
     for keys, p in jax.tree_util.tree_leaves_with_path(params, is_leaf=is_tensor):
         if not is_tensor(p):
             raise md.ShapeError(
                 f"an optimizer's state is created for a tree of tensors; {path_of(keys) or 'params'} is a "
                 f"{type(p).__name__}\n  params = model.init(key, *inputs); state = optimizer.init(params)"
             )
-    return jax.tree.map(lambda p: md.broadcast(md.cast(0, p.dtype), p.dims), params)
+    return jax.tree.map(lambda p: md.broadcast(md.cast(0, dtype or wide(p).dtype), p.dims), params)

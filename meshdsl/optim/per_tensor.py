@@ -79,9 +79,6 @@ def rms(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     return root_of_squares(squares(wide(x), over), math.prod(d.size for d in over))
 
 
-_MAGNITUDE = md.Dim("magnitude__parts", 2)
-
-
 def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
     """Two sums of squares over `over`, as a private dim: of the large elements, scaled down, and of all others.
 
@@ -99,7 +96,7 @@ def squares(x: md.Tensor, over: tuple[md.Dim, ...]) -> md.Tensor:
             md.sum(md.square(md.where(large, x * down, 0)), over),
             md.sum(md.square(md.where(large, 0, x)), over),
         ],
-        _MAGNITUDE,
+        md.fresh_dim("magnitude__parts:2", [d for d in x.dims if d not in over]),
     )
 
 
@@ -111,7 +108,7 @@ def root_of_squares(parts: md.Tensor, count: int = 1) -> md.Tensor:
     tensor(float32[], 5.e+20)
     """
     _, down = _limits(parts.dtype)
-    large, others = md.unstack(parts, _MAGNITUDE)
+    large, others = md.unstack(parts, parts.dims[0])
     has_large = large > 0
     up = md.where(has_large, md.cast(1 / down, parts.dtype), 1.0)
     return md.sqrt(md.where(has_large, large + others * down * down, others) / count) * up

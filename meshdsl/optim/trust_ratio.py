@@ -12,9 +12,9 @@ import jax
 
 import meshdsl as md
 
-from .checks import LearningRate, check_update, checked_decays, checked_rate
-from .optimizers import Optimizer, moments, rate_of, recorded, subtract, zero, zeros_like
-from .per_tensor import Chosen, every, norm, own_dims, path_of
+from .checks import LearningRate, check_state_dtype, check_update, checked_decays, checked_rate
+from .optimizers import Optimizer, cast_as, moments, rate_of, recorded, subtract, zero, zeros_like
+from .per_tensor import Chosen, every, norm, own_dims, path_of, wide
 
 _DENOMINATORS = ("sum_of_norms", "norm_of_sum")
 
@@ -32,6 +32,7 @@ def lars(
     decays: Chosen = every,
     adapts: Chosen = every,
     stacked: str = "layer*",
+    state_dtype: Any = None,
 ) -> Optimizer:
     """LARS (You et al., 2017, algorithm 1): momentum with a learning rate scaled per weight::
 
@@ -49,11 +50,12 @@ def lars(
     tensor(float32[io=2], [-1.1429  1.1429])
     tensor(float32[io=2], [-1.6  0.8])
 
-    Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. Raises `MeshdslError` for an
-    unknown denominator.
+    Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. m has `state_dtype`; see
+    `adamw`. Raises `MeshdslError` for an unknown denominator.
     """
     checked_rate(learning_rate)
     checked_decays(momentum=momentum)
+    check_state_dtype(state_dtype)
     if denominator not in _DENOMINATORS:
         raise md.MeshdslError(
             f"unknown denominator of LARS {denominator!r}; known: {', '.join(_DENOMINATORS)}\n"
@@ -61,25 +63,25 @@ def lars(
         )
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": zero(), "m": zeros_like(params)}
+        return {"step": zero(), "m": zeros_like(params, state_dtype)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
 
         def change(keys: Any, p: md.Tensor, g: md.Tensor) -> md.Tensor:
-            path, over = path_of(keys), own_dims(p, stacked)
+            path, over, g = path_of(keys), own_dims(p, stacked), wide(g)
             decay = weight_decay if decays(path) else 0.0
-            u = g + decay * p if decay else g
+            u = g + decay * wide(p) if decay else g
             if not adapts(path):
                 return rate * u
             size = norm(g, over) + decay * norm(p, over) if denominator == "sum_of_norms" else norm(u, over)
             return rate * _ratio(trust * norm(p, over), size, eps) * u
 
         changes = jax.tree_util.tree_map_with_path(change, params, grads)
-        m = jax.tree.map(lambda m, u: md.cast(momentum * m + u, m.dtype), state["m"], changes)
+        m = jax.tree.map(lambda m, u: momentum * wide(m) + u, state["m"], changes)
         direction = jax.tree.map(lambda u, m: u + momentum * m, changes, m) if nesterov else m
-        return subtract(params, direction), {"step": state["step"] + 1, "m": m}
+        return subtract(params, direction), {"step": state["step"] + 1, "m": cast_as(m, state["m"])}
 
     return Optimizer(init, update)
 
@@ -95,6 +97,7 @@ def lamb(
     decays: Chosen = every,
     adapts: Chosen = every,
     stacked: str = "layer*",
+    state_dtype: Any = None,
 ) -> Optimizer:
     """LAMB (You et al., 2020, algorithm 2, with phi the identity): Adam's update scaled by the trust ratio::
 
@@ -107,28 +110,30 @@ def lamb(
     >>> optimizer.update({"w": md.tensor([1.0, -1.0], "io")}, optimizer.init(params), params)[0]["w"]
     tensor(float32[io=2], [2.6464 4.3536])
 
-    Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`.
+    Each index of the `stacked` dims is a separate weight: see `meshdsl.optim.per_tensor`. m and v have `state_dtype`;
+    see `adamw`.
     """
     checked_rate(learning_rate)
     checked_decays(b1=b1, b2=b2)
+    check_state_dtype(state_dtype)
 
     def init(params: Any) -> dict[str, Any]:
-        return {"step": zero(), "m": zeros_like(params), "v": zeros_like(params)}
+        return {"step": zero(), "m": zeros_like(params, state_dtype), "v": zeros_like(params, state_dtype)}
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         check_update(params, grads, state, init)
         rate = rate_of(learning_rate, state["step"])
-        state, correction_1, correction_2 = moments(grads, state, b1, b2)
+        state, (m, v), (correction_1, correction_2) = moments(grads, state, b1, b2)
 
         def move(keys: Any, p: md.Tensor, m: md.Tensor, v: md.Tensor) -> md.Tensor:
             path, over = path_of(keys), own_dims(p, stacked)
             u = (m / correction_1) / (md.sqrt(v / correction_2) + eps)
             if weight_decay and decays(path):
-                u = u + weight_decay * p
+                u = u + weight_decay * wide(p)
             scale = rate * _ratio(norm(p, over), norm(u, over), 0.0) if adapts(path) else rate
             return md.cast(p - scale * u, p.dtype)
 
-        return jax.tree_util.tree_map_with_path(move, params, state["m"], state["v"]), state
+        return jax.tree_util.tree_map_with_path(move, params, m, v), state
 
     return Optimizer(init, update)
 

@@ -10,7 +10,7 @@ import jax
 import meshdsl as md
 
 from .checks import check_update
-from .optimizers import Optimizer, of_trained, recorded, zero
+from .optimizers import Optimizer, of_trained, recorded, zero, zeros_like
 from .per_tensor import Chosen, wide
 
 
@@ -96,7 +96,7 @@ def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
         raise md.ShapeError(f"md.optim.with_accumulation needs steps of at least 1, got {steps!r}")
 
     def init(params: Any) -> dict[str, Any]:
-        total = jax.tree.map(lambda p: md.zeros(p.dims, p.dtype), params)
+        total = zeros_like(params)
         return _joined("with_accumulation", optimizer.init(params), {"part": zero(), "total": total})
 
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:

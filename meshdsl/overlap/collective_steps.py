@@ -18,7 +18,7 @@ from typing import Any
 
 from ..cost.machine import Machine
 from ..cost.network import Placement, full_bytes, place
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, fresh_dim
 from ..errors import InternalError, LayoutError
 from ..errors.no_effect import NoEffectError
 from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, no_flops
@@ -260,7 +260,5 @@ class _Steps:
 
     def private(self, name: str) -> str:
         """A dim name for which the layout has no rule, and which the value does not have."""
-        taken = {d.name for v in (*self.eqn.ins, *self.eqn.outs) for d in v.dims}
-        while name in self.of.extents.multiple or name in taken:
-            name += "_"
-        return name
+        values = (*self.eqn.ins, *self.eqn.outs)
+        return fresh_dim(Dim(name, 1), self.of.extents.multiple, *(v.dims for v in values)).name

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local, letters
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, fresh_dim
 from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Type, Var, dce, readers_of
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
@@ -138,7 +138,7 @@ def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
         shape = ring.value.dims
         split = ring.value.sharding.with_split(ring.dim.name, ring.axes)
         x = add(RENAME, x, Var(shape, x.dtype, x.name, split), **ring.rename.params)
-    block = Dim(f"{ring.dim.name}__block", ring.dim.size)
+    block = fresh_dim(Dim(f"{ring.dim.name}__block", ring.dim.size), program.extents.multiple, program.known_dim_names)
     held = Var(
         replaced(x.dims, ring.dim, block), x.dtype, x.name, ring.value.sharding.with_split(block.name, ring.axes)
     )
@@ -153,7 +153,7 @@ def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
 def _turns(eqn: Eqn, ring: Ring, blocks: tuple[Var, ...]) -> list[Eqn]:
     """A product as one turn for each block."""
     operand, (out,) = eqn.ins.index(ring.value), eqn.outs
-    (block,) = (d for d in blocks[0].dims if d.name == f"{ring.dim.name}__block")
+    (block,) = (d for d in blocks[0].dims if d not in ring.value.dims)
     params = {"operand": operand, "ring": ring.dim, "block": block, "axes": ring.axes, "dtype": out.dtype}
     eqns: list[Eqn] = []
 

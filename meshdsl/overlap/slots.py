@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from ..control.remat import BARRIER
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..ir import Eqn, Op, Var, readers_of
 from ..layouts import Sharding
 from ..lowering.collectives import AllToAll
@@ -360,7 +360,7 @@ class SlotParts:
         space, program = held.space, self.program
         if part not in space.runs:
             used = tuple(space.used[max(part - 1, 0) : part + 1])
-            run = Dim(f"{space.into[-1].name}__run", 2)
+            run = fresh_dim(Dim(f"{space.into[-1].name}__run", 2), program.extents.multiple, program.known_dim_names)
             space.runs[part] = list(self.emit(space.inverse, part, RUN, used, used[-1].sharding, run=run))
         versions, mesh, extents = space.runs[part], program.mesh, program.extents
         shape = (*(Dim(held.names[d.name], d.size) for d in space.cells), versions[0].dims[-1])

@@ -1,14 +1,22 @@
-"""Move casts of weights out of loops, so that a weight is gathered once, after the cast."""
+"""Move casts of weights out of loops, so that a weight is gathered once, after the cast.
+
+A cast may follow operations that scale a layer's weight, also by a scale that is computed from it: quantised weights.
+These then run on the stack of all layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from ..control import BARRIER
-from ..ir import Eqn, Graph, Var, verify
+from ..control.batching import batched_graph
+from ..ir import Eqn, Fuses, Graph, Scan, Var, verify
 from ..ops.dtypes import CAST
+
+SMALL = 16
 
 
 def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
@@ -16,7 +24,9 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
     narrow value."""
     narrowed: dict[tuple[Var, np.dtype], Var] = {}
     eqns: list[Eqn] = []
-    for eqn in graph.eqns:
+    for original in graph.eqns:
+        before, eqn = _scaled_before(original, of)
+        eqns += before
         for v in dict.fromkeys(eqn.ins):
             cast = _cast_in_loop(eqn, v) if v in of else None
             if cast is None:
@@ -28,6 +38,48 @@ def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
             eqn = _taking(eqn, {v: narrowed[v, dtype]})
         eqns.append(eqn)
     return verify(graph.replace(eqns=tuple(eqns)), "hoist_casts")
+
+
+def scaled_casts(
+    graph: Graph, v: Var, takes: Callable[[Eqn], bool] = lambda eqn: True, beside: Collection[Eqn] = ()
+) -> list[Eqn]:
+    """The casts of a value to fewer bytes, and what scales it before them; none if anything else reads the value.
+
+    The scale is computed from the value, as from its largest element, or an input of the graph. `beside` are equations
+    that may read the value and what is scaled; `takes` refuses others. A scale has at most one number for `SMALL`
+    elements.
+    """
+    scales = _elements(v) // SMALL
+    scaled, casts, values = list[Eqn](), list[Eqn](), {v}
+    numbers = {x for x in graph.ins if x is not v and _elements(x) <= scales}
+    for eqn in graph.eqns:
+        if numbers.issuperset(eqn.ins):
+            numbers.update(eqn.outs)
+        if eqn in beside or values.isdisjoint(eqn.ins) or not values.union(numbers).issuperset(eqn.ins):
+            continue
+        if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+            casts.append(eqn)
+        elif _per_element(eqn) and takes(eqn):
+            scaled.append(eqn)
+            values.update(eqn.outs)
+    path, needed = set(casts), {x for eqn in casts for x in eqn.ins}
+    for eqn in reversed(scaled):
+        if not needed.isdisjoint(eqn.outs):
+            path.add(eqn)
+            needed.update(eqn.ins)
+    whole = {v, *(x for eqn in path.difference(casts) for x in eqn.outs if _elements(x) > scales)}
+    read = {x for eqn in graph.eqns if eqn not in path and eqn not in beside for x in eqn.ins} | {*graph.outs}
+    return [] if read & whole else [eqn for eqn in graph.eqns if eqn in path]
+
+
+def _elements(v: Var) -> int:
+    return math.prod(d.size for d in v.dims)
+
+
+def _per_element(eqn: Eqn) -> bool:
+    """True for elementwise operations, moves and reductions."""
+    op = eqn.operation
+    return eqn.control is None and not op.product and op.fuses in (Fuses.MAP, Fuses.VIEW, Fuses.REDUCE)
 
 
 def _cast_in_loop(eqn: Eqn, v: Var) -> Eqn | None:
@@ -52,6 +104,39 @@ def _only_cast(body: Graph, v: Var) -> Eqn | None:
         else:
             casts.append(eqn if eqn.op is CAST else _cast_in_loop(eqn, v))
     return _one_dtype(casts, v)
+
+
+def _scaled_before(loop: Eqn, of: Collection[Var]) -> tuple[list[Eqn], Eqn]:
+    """What casts and scales the layers of inputs in `of`, on their stacks, and the loop that takes the results."""
+    before: list[Eqn] = []
+    for v in dict.fromkeys(loop.ins) if loop.scan is not None else ():
+        if v in of and loop.ins.count(v) == 1 and (moved := _scaled_out(loop, loop.scan, v)) is not None:
+            eqns, loop = moved
+            before += eqns
+    return before, loop
+
+
+def _scaled_out(loop: Eqn, scan: Scan, v: Var) -> tuple[list[Eqn], Eqn] | None:
+    """The scaled casts of the rows of v, on the stack, and the loop that takes the rows of the results."""
+    i, body, rows = loop.ins.index(v), scan.body, scan.consts + scan.carries
+    path = scaled_casts(body, body.ins[i])
+    made = {x for eqn in path for x in eqn.outs}
+    numbers = [eqn for eqn in body.eqns if not eqn.ins and any(x in eqn.outs for each in path for x in each.ins)]
+    given = [x for x in body.ins if any(x in eqn.ins for eqn in path)]
+    known = made.union(given, *(eqn.outs for eqn in numbers))
+    carried = body.ins[scan.consts : rows]
+    if i < rows or len(path) < 2 or any(x not in known or x in carried for eqn in path for x in eqn.ins):
+        return None
+    rest = [eqn for eqn in body.eqns if eqn not in path]
+    leaving = [x for x in made if x in body.outs or any(x in eqn.ins for eqn in rest)]
+    same = {eqn.outs[0]: eqn.ins[0] for eqn in path if eqn.op is BARRIER}  # of rematerialised layers
+    inside = [eqn.replace(ins=tuple(same.get(x, x) for x in eqn.ins)) for eqn in path if eqn.op is not BARRIER]
+    graph = Graph(tuple(given), (*numbers, *inside), tuple(leaving))
+    stacked = batched_graph(graph, [body.ins.index(x) >= rows for x in given], scan.dim, [True] * len(leaving))
+    outer = {x: loop.ins[body.ins.index(y)] for x, y in zip(stacked.ins, given, strict=True)}
+    before = [eqn.replace(ins=tuple(outer.get(x, x) for x in eqn.ins)) for eqn in stacked.eqns]
+    body = body.replace(ins=(*body.ins[:i], *body.ins[i + 1 :], *leaving), eqns=tuple(rest))
+    return before, loop.replace(ins=(*loop.ins[:i], *loop.ins[i + 1 :], *stacked.outs)).with_control(body=body)
 
 
 def _one_dtype(casts: Sequence[Eqn | None], v: Var) -> Eqn | None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ir import Bounded, Eqn, Graph, Var
+from ..ops.elementwise import ISFINITE, WHERE
 from ..trace import CONSTANT
 
 
@@ -29,9 +30,14 @@ def magnitudes(graph: Graph) -> dict[Var, float]:
     [1.0, 3.0, 3.0]
     """
     bounds = {v: _limit(v.dtype) for v in graph.ins if _is_integer(v.dtype)}
+    finite_where: dict[Var, Var] = {}  # the result of isfinite -> its operand
     for eqn in graph.eqns:
+        if eqn.op is ISFINITE:
+            finite_where[eqn.outs[0]] = eqn.ins[0]
+        chosen = eqn.ins[1] if eqn.op is WHERE and finite_where.get(eqn.ins[0]) is eqn.ins[1] else None
+        known = bounds if chosen is None else {**bounds, chosen: _limit(chosen.dtype)}
         for v in eqn.outs:
-            bound = _limit(v.dtype) if _is_integer(v.dtype) else _bound(eqn, bounds)
+            bound = _limit(v.dtype) if _is_integer(v.dtype) else _bound(eqn, known)
             if bound <= _limit(v.dtype):
                 bounds[v] = bound
     return bounds

@@ -13,10 +13,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from ..control.host import keep_on_device
-from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten
+from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, readers_of, rewritten
+from ..ops.dtypes import CAST_PARTS, REDUCED_IN
 from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
+from .finish_rows import finish_rows_after_loops
 from .narrow_products import narrow_products
 from .unmade import recompute_inside_loops
 
@@ -32,6 +34,9 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
     # a body may be inlined twice (forward, and again in a gradient), so its values get new variables
     for eqn in eqns:
         ins = tuple(renamed.get(v, v) for v in eqn.ins)
+        if eqn.op is REDUCED_IN:  # differentiation has read it
+            renamed[eqn.outs[0]] = ins[0]
+            continue
         if isinstance(eqn.control, Call):
             body = eqn.control.graph
             inner = dict(zip(body.ins, ins, strict=True))
@@ -48,7 +53,33 @@ def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
     graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
     graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
-    return rewritten(dce(cse(graph)), _with_frequency)
+    graph = cast_rows_in_loops(cse(finish_rows_after_loops(dce(cse(graph)))))
+    return rewritten(graph, _with_frequency)
+
+
+def cast_rows_in_loops(graph: Graph) -> Graph:
+    """The graph in which loops cast the parts of sums that are only read so, and stack the narrow rows."""
+    readers, narrow, eqns = readers_of(graph), dict[Var, Eqn](), list[Eqn]()
+    for eqn in (eqn.map_graphs(cast_rows_in_loops) for eqn in graph.eqns):
+        if eqn.op is CAST_PARTS and eqn.ins[0] in narrow:
+            continue
+        rows = eqn.outs[eqn.scan.carries :] if eqn.scan is not None else ()
+        for v in rows:
+            if v not in graph.outs and [each.op for each in readers.get(v, ())] == [CAST_PARTS]:
+                narrow[v] = readers[v][0]
+                eqn = _with_cast_row(eqn, v, narrow[v])
+        eqns.append(eqn)
+    return graph.replace(eqns=tuple(eqns))
+
+
+def _with_cast_row(loop: Eqn, v: Var, cast: Eqn) -> Eqn:
+    """The loop that stacks the rows of v cast to a narrower dtype."""
+    assert loop.scan is not None
+    i, body = loop.outs.index(v), loop.scan.body
+    row = Var(body.outs[i].dims, cast.outs[0].dtype)
+    eqn = cast.replace(ins=(body.outs[i],), outs=(row,))
+    body = body.replace(eqns=(*body.eqns, eqn), outs=(*body.outs[:i], row, *body.outs[i + 1 :]))
+    return loop.replace(outs=(*loop.outs[:i], cast.outs[0], *loop.outs[i + 1 :])).with_control(body=body)
 
 
 def join_transposes(graph: Graph) -> Graph:

@@ -19,13 +19,13 @@ import numpy as np
 
 from ..control import cond
 from ..control.batching import batched
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..ir import Graph, Product, Type, Var, walk
 from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.dtypes import cast
 from ..ops.elementwise import add, maximum, minimum, where
 from ..ops.indexing import iota, take
-from ..ops.reductions import broadcast, sum
+from ..ops.reductions import broadcast, total
 from ..ops.slicing import roll, shift
 from ..trace import Tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
@@ -162,7 +162,8 @@ class Pipe:
 
     @cached_property
     def _every(self) -> Dim:
-        return Dim(f"{self.stage.name}__collected", self.stage.size * self.loop.schedule.chunks)
+        every = Dim(f"{self.stage.name}__collected", self.stage.size * self.loop.schedule.chunks)
+        return fresh_dim(every, *(v.dims for v in self.collected))
 
     def unit(self, number: Tensor) -> tuple[Tensor, Tensor | int]:
         """The micro-batch and the chunk of a stage's unit of work (`Schedule.unit`); in a bubble, any."""
@@ -375,7 +376,7 @@ class Pipe:
 
         numbers, new = spread.numbers(microbatch)
         found = self._in_ticks(tick, every, complete, lambda: self._after_rows(numbers, state))
-        return {key: sum(where(complete(tick) & new, x, 0), self.stage) for key, x in found.items()}
+        return {key: total(where(complete(tick) & new, x, 0), self.stage) for key, x in found.items()}
 
     def _after_rows(self, number: Tensor, state: list[Tensor]) -> Sums:
         """The terms after the layers of a micro-batch; with the dim `stage` if each stage has its own number."""
@@ -411,7 +412,7 @@ class Pipe:
         loop, consts = self.loop, self.given[0]
         carries, rows = loop_of(loop.backward).results(loop.backward.outs)
         known = {rows[n]: stacked_again(sums["rows", n], self.dims.stages) for n in loop.rows}
-        known |= {carries[n]: sum(sums["carry", n], self.stage) for n in loop.carries}
+        known |= {carries[n]: total(sums["carry", n], self.stage) for n in loop.carries}
         graph = values(loop.body, [*consts, *known], [v for each in loop.terms for v in each.linear])
         linear = iter(evaluate(graph, [*self.ins[: len(consts)], *known.values()]))
         totals: list[Tensor] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..errors.no_effect import NoEffectError
 from ..ir import Eqn, Graph, Var, walk
 from ..layouts import Layout, Mesh
@@ -61,10 +61,9 @@ def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
     """Dims whose names nothing has yet; they are added to `names`."""
 
     def fresh(name: str, size: int) -> Dim:
-        while name in names:
-            name += "_"
-        names.add(name)
-        return Dim(name, size)
+        dim = fresh_dim(Dim(name, size), names)
+        names.add(dim.name)
+        return dim
 
     schedule = loop.schedule
     inner = fresh(f"{loop.dim.name}_of_stage", -(-loop.dim.size // (schedule.stages * schedule.chunks)))

@@ -13,14 +13,14 @@ from itertools import islice
 
 from ..control import SCAN
 from ..control.batching import batched
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..ir import Eqn, Scan, Type
 from ..ops.dtypes import cast
 from ..ops.dynamic import dynamic_update_slice
 from ..ops.elementwise import add, where
 from ..ops.indexing import iota, take
 from ..ops.placement import prefer
-from ..ops.reductions import broadcast, sum
+from ..ops.reductions import broadcast, total
 from ..ops.reshape import flatten, unflatten
 from ..ops.slicing import pad, slice, swap_blocks
 from ..trace import Tensor, as_tensor, bind, evaluate, trace
@@ -67,7 +67,7 @@ def layers_of_stages(x: Tensor, dims: StageDims, place: Callable[[Tensor], Tenso
 
 def own_layers(x: Tensor, dims: StageDims, block: Tensor) -> Tensor:
     """A stack [stage layer ...], one for each stage, as [stage inner ...]: each stage takes the layers of one block."""
-    every = Dim(f"{dims.stage.name}__of_layer", dims.stage.size * dims.chunks)
+    every = fresh_dim(Dim(f"{dims.stage.name}__of_layer", dims.stage.size * dims.chunks), x.dims, block.dims)
     blocks = layers_of_stages(x, StageDims(dims.layer, every, dims.inner, dims.inner), lambda x: by_stage(x, dims))
     return take(blocks, block, every)
 
@@ -259,4 +259,4 @@ def _with_row(ring: Tensor, row: Tensor, number: Tensor) -> Tensor:
 
 def of_stage(x: Tensor, stage: Dim, number: int) -> Tensor:
     """The value of one stage, as a sum that is zero on all others."""
-    return sum(where(iota(stage) == number, x, 0), stage)
+    return total(where(iota(stage) == number, x, 0), stage)

@@ -93,7 +93,9 @@ class Screen:
             return None
         ruled = layout.on(self.mesh)
         extents = extents_of(self.mesh, ruled, self.shards)
-        setting = Setting(self.mesh, ruled, extents, self.hints, {}, self.rows, memo=self.memo)
+        setting = Setting(
+            self.mesh, ruled, self.graph.known_dim_names, extents, self.hints, {}, self.rows, memo=self.memo
+        )
         scope = Scope(setting, self.graph, self.demand)
         try:
             ins, outs = lower_graph(scope, self.results)

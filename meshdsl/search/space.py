@@ -88,15 +88,16 @@ def space(
     (64, 25)
 
     Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for and `axes` the axes to
-    assign; default: all but private dims, such as `batch__parts`. `several` lets a dim take more than one axis, in mesh
-    order or, with `orders`, in every order.
+    assign; default: all but private dims such as `batch__parts` that no input has. `several` lets a dim take more than
+    one axis, in mesh order or, with `orders`, in every order.
     Raises `LayoutError` for unknown dims and axes.
     """
     fixed = fixed or Layout()
     sizes = _sizes_of(graph)
     _check(sizes, mesh, fixed, dims, axes)
     allowed = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
-    free = [d for d in sizes if d not in fixed.rules and ("__" not in d if dims is None else d in dims)]
+    given = {d.name for v in graph.ins for d in v.dims}
+    free = [d for d in sizes if d not in fixed.rules and (d in given or "__" not in d if dims is None else d in dims)]
     options = {d: tuple(_options(sizes[d], allowed, mesh, several, orders)) for d in free}
     options = {d: cuts for d, cuts in options.items() if len(cuts) > 1}
     return Space(mesh, fixed, tuple(options), tuple(options.values()), frozenset(_apart(graph, fixed)))

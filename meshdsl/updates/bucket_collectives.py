@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..control import BARRIER
-from ..dims import Dim
+from ..dims import Dim, fresh_dim
 from ..errors import InternalError
 from ..ir import Because, Cause, Eqn, Fuses, Op, Var
 from ..layouts import Sharding
@@ -225,6 +225,4 @@ def _together(program: Program, group: Group) -> list[Eqn]:
 
 def _unknown(name: str, program: Program) -> str:
     """A dim name for which the layout has no rule."""
-    while name in program.extents.multiple:
-        name += "_"
-    return name
+    return fresh_dim(Dim(name, 1), program.extents.multiple).name

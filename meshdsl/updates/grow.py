@@ -14,6 +14,7 @@ from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.dtypes import CAST
 from ..ops.placement import SHARD
+from ..passes.hoist import scaled_casts
 from .pending import ShardedGraph, Sums
 from .regions import BranchRegion, CannotShardError, Format, UpdateRegion, renamed, uses
 
@@ -58,11 +59,6 @@ class _Branch:
             needed = region.needed() | {graph.outs[i] for i in self.leaving}
             found.update(self.eqn.ins[1 + i] for i, v in enumerate(graph.ins) if v in needed and v not in region.inner)
         return found
-
-
-def _narrows(eqn: Eqn) -> bool:
-    """True for a cast to fewer bytes."""
-    return eqn.op is CAST and eqn.outs[0].dtype.itemsize < eqn.ins[0].dtype.itemsize
 
 
 class Region:
@@ -110,10 +106,15 @@ class Region:
             if size == (len(self.eqns), len(self.inner)):
                 break
         for v in self.carried:  # the all-gather sends the value that is read, after the cast to the compute dtype
-            for eqn in readers[v] - self.eqns:
-                if _narrows(eqn):
-                    self.take(eqn)
+            for eqn in self.narrow_copies(v):
+                self.take(eqn)
         return self
+
+    def narrow_copies(self, v: Var) -> Sequence[Eqn]:
+        """The casts of a weight to fewer bytes. If nothing else reads it, also what scales it before a cast."""
+        path = scaled_casts(self.graph, v, lambda eqn: not self.refusal(eqn), self.eqns)
+        direct = uses(self.graph)[1][v] - self.eqns
+        return path or [eqn for eqn in direct if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize]
 
     def holds(self, v: Var) -> bool:
         """True if the update computes a value on one shard."""

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from ..ir import Cond, Eqn, Graph, Linear, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
+from ..ops.dtypes import CAST_PARTS
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
 from .regions import uses
 
+LARGE_STACK = 1 << 20  # bytes of the gradients of all layers; a larger stack is scattered layer by layer
 SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
 
@@ -77,7 +79,8 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
         v = queue.pop()
         eqn, pending, before = producers.get(v), placed.is_pending(v), list[Var]()
         if eqn is not None:
-            if (inner := None if pending and not placed.regather else _in_loop(placed, eqn, v)) is not None:
+            whole = pending and not placed.regather and placed.bytes(v) < LARGE_STACK
+            if (inner := None if whole else _in_loop(placed, eqn, v)) is not None:
                 loops.append(inner)
                 continue
             found, before = (
@@ -86,7 +89,8 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
             branches += found
             if eqn.backward:  # its forward operands are factors, not gradients
                 before = [x for x in before if x not in producers or producers[x].backward]
-        if pending and not any(placed.shardings.get(x, Sharding()).partial for x in before):
+        narrow = eqn is not None and eqn.op is CAST_PARTS  # devices send their rounded parts
+        if pending and (narrow or not any(placed.shardings.get(x, Sharding()).partial for x in before)):
             sums.append(v)
             continue
         queue += [x for x in before if x not in seen]

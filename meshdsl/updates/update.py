@@ -6,6 +6,7 @@ along the axes of those sums compute the same update, so it is redundant. Shardi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from ..dims import Dim, Shape
+from ..dims import Dim, Shape, fresh_dim
 from ..ir import Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
@@ -118,12 +119,23 @@ def find_update(
     if not _dims(v, sums):
         raise CannotShardError("it has no dim to cut")
 
-    def cut(group: Axes) -> Update:
-        form = _format(placed, v, sums, group)
+    def along(form: Format, group: Axes) -> Update:
         region = Region(Step(placed, form, group, owners), placed.graph, pending_gradient, pairs).grow()
         if not region.holds(out):
             raise CannotShardError(region.reason(out) or "its update needs all of its gradient")
         return Update(placed.graph, v, sums, axes, group, form, region.update(), tuple(region.carried))
+
+    def cut(group: Axes) -> Update:
+        form = _format(placed, v, sums, group)
+        try:
+            return along(form, group)
+        except CannotShardError as problem:  # along another dim, its equations may be split
+            for d in (d for d in _dims(v, sums) if all(d != old for old, _, _ in form.dims)):
+                other = _format(placed, v, sums, group, (d,))
+                with contextlib.suppress(CannotShardError):
+                    if other.padding_ratio == 1:
+                        return along(other, group)
+            raise problem
 
     first, *other_groups = groups(axes) or [()]
     if not first:
@@ -144,12 +156,13 @@ def _dims(weight: Var, sums: Sequence[Var]) -> Shape:
     return tuple(d for d in weight.dims if all(d in g.dims for g in sums))
 
 
-def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes) -> Format:
+def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes, among: Shape | None = None) -> Format:
     """Choose the dims to split: the first dim that divides; otherwise the least padding, then the fewest dims.
 
     A dim that the layout splits is used last if it does not divide: its blocks under the private name would differ.
+    `among` are the dims to choose from, if not all.
     """
-    mesh, extents, shape = placed.mesh, placed.extents, _dims(weight, sums)
+    mesh, extents, shape = placed.mesh, placed.extents, _dims(weight, sums) if among is None else among
     gradient = placed.shardings[sums[0]]
     split = dict(gradient.split)  # and as the weight is stored, which the sum is scattered to anyway
     split |= {
@@ -158,17 +171,25 @@ def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes) 
         if set(by) <= {*gradient.partial, *gradient.axes(d)}
     }
     padded = tuple(extents.padded(d) for d in shape)
-    return _least_padded(mesh, shape, padded, Sharding.of(split), tuple(split.items()), axes)
+    return _least_padded(
+        mesh, shape, padded, Sharding.of(split), tuple(split.items()), axes, placed.graph.known_dim_names
+    )
 
 
 @lru_cache(maxsize=4096)
 def _least_padded(
-    mesh: Mesh, shape: Shape, padded: Sequence[int], sharding: Sharding, split: Sequence[tuple[str, Axes]], axes: Axes
+    mesh: Mesh,
+    shape: Shape,
+    padded: Sequence[int],
+    sharding: Sharding,
+    split: Sequence[tuple[str, Axes]],
+    axes: Axes,
+    taken: frozenset[str],
 ) -> Format:
     sizes = dict(zip(shape, padded, strict=True))
 
     def name(d: Dim, by: Axes) -> Dim:
-        return Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size)
+        return fresh_dim(Dim(f"{d.name}__{'_'.join(by).replace('.', '__')}", d.size), taken)
 
     def cut(assignment: Sequence[Dim]) -> tuple[int, Format]:
         cuts: dict[Dim, Axes] = {}

@@ -19,10 +19,16 @@ import numpy as np
 import meshdsl as md
 
 STEPS = 3
+DISTINCT = 4
 FLOATS = {  # dtype of a model -> (parameters, operands of products, tolerance relative to the largest value)
     "float64": ("float64", "float64", 1e-10),
     "float32": ("float32", "float32", 2e-3),
     "mixed": ("float32", "bfloat16", 0.2),
+}
+FLOATS |= {  # widths_law.py: parameters / operands of products; activations are at least float32
+    f"{param}/{compute}": (param, compute, 0.0)
+    for param in ("float32", "bfloat16", "float16", "float64")
+    for compute in ("float32", "bfloat16", "float16")
 }
 RECOMPUTED = ("none", "nothing", "collectives", "products", "names:kept", "offload")
 
@@ -78,6 +84,9 @@ class Model:
     dtype: str = "float64"
     form: str = "step"  # or "loop": one call does all steps, in a loop
     extra: str = ""  # what else a step returns: "norm" of the gradients, "grads", "summary" of new parameters
+    batch: int = 0  # rows of a batch, which repeat `DISTINCT` ones; 0: drawn
+    data: str = ""  # the dtype of inputs that are numbers; "": that of the parameters
+    loss: str = ""  # the dtype of the loss; "": that of the activations
 
     @property
     def tolerance(self) -> float:
@@ -113,8 +122,10 @@ class Forward:
         rng = random.Random(f"{model.seed} sizes")
         self.model, self.recompute = model, recompute
         self.size = {name: rng.choice(sizes) for name, sizes in SIZES.items()}
+        self.size["batch"] = model.batch or self.size["batch"]
         self.param_dtype, self.compute, _ = FLOATS[model.dtype]
-        self.precision = md.nn.Precision(self.param_dtype, self.compute, self.param_dtype)
+        self.reduce = "float32" if self.param_dtype.endswith("16") else self.param_dtype
+        self.precision = md.nn.Precision(self.param_dtype, self.compute, self.reduce)
 
     def dims(self, text: str) -> list[md.Dim]:
         """Dims by name; `hidden2:hidden` has the size of `hidden`."""
@@ -126,7 +137,7 @@ class Forward:
 
     def dot(self, *xs: md.Tensor, out: str) -> md.Tensor:
         """The product of operands in the compute dtype."""
-        return md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.param_dtype)
+        return md.einsum(*(md.cast(x, self.compute) for x in xs), out=out, dtype=self.reduce)
 
     def bound(self, x: md.Tensor) -> md.Tensor:
         """Keep the numbers of an exact model small enough to be exact."""
@@ -307,7 +318,8 @@ def step_of(model: Model, recompute: str = "none", parts: int = 1) -> Callable[[
         scale = 1 if model.exact else 1 / Forward(model, recompute).size["batch"]
 
         def loss(params: Any, batch: Any) -> md.Tensor:
-            return applied(params, batch) * scale
+            value = applied(params, batch) * scale
+            return md.cast(value, model.loss) if model.loss else value
 
         if parts == 1:
             return md.value_and_grad(loss)(params, batch)
@@ -351,8 +363,10 @@ def arguments(model: Model) -> tuple[Any, Any, tuple[Any, ...]]:
         found: dict[str, np.ndarray] = {}
         for name, (low, high) in numbers.items():
             dims = forward.dims("batch length io" if name == "x" else "batch length")
+            low = 0 if model.data.startswith("u") else low
             x = rng.integers(low, forward.size[high] if high else 3, [d.size for d in dims])
-            found[name] = x.astype(FLOATS[model.dtype][0] if name == "x" else "int32")
+            x = x[_repeated(len(x))] if model.batch else x
+            found[name] = x.astype(np.dtype(model.data or FLOATS[model.dtype][0]) if name == "x" else "int32")
         return found
 
     used = ("x" if model.start == "project" else "ids", *(["targets"] if model.end in ("targets", "entropy") else []))
@@ -375,6 +389,11 @@ def arguments(model: Model) -> tuple[Any, Any, tuple[Any, ...]]:
     }
     state = optimizer_of(model).init(params)
     return params, state, tuple(named)
+
+
+def _repeated(n: int) -> np.ndarray:
+    """The row that each of n rows repeats; the sums of their gradients are no small multiples of powers of two."""
+    return np.concatenate([np.arange(DISTINCT), np.random.default_rng(n).integers(DISTINCT, size=n)])[:n]
 
 
 def leaves(x: Any) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ import scipy.special
 import meshdsl as md
 from meshdsl.dims import Dim
 from meshdsl.ops import elementwise
-from meshdsl.ops.dtypes import bitcast
+from meshdsl.ops.dtypes import bitcast, cast_parts
 
 from .operands import INTS, REAL, V, X, size_of
 from .row import In, Row
@@ -61,6 +61,8 @@ def unaries() -> Iterator[Row]:
     yield Row("invert", lambda x: ~x, (X,), np.invert, dtypes=INTS, differentiable=False)
     yield Row("stop_gradient", lambda x: md.stop_gradient(x) + x, (X,), lambda x: 2 * x, differentiable=False)
     yield Row("cast_narrow", lambda x: md.cast(x, "bfloat16"), (X,), dtypes=("float32",), differentiable=False)
+    yield Row("cast_parts", lambda x: cast_parts(x, "bfloat16"), (X,), dtypes=("float32",), differentiable=False)
+    yield Row("cast_reduced", lambda x: md.cast(x, "float32", reduce="bfloat16"), (X,), np.asarray, dtypes=("float32",))
     yield Row("cast_wide", lambda x: md.cast(x, "float64") * 2, (X,), lambda x: 2 * x.astype(np.float64))
     yield Row("cast_int", lambda x: md.cast(x, "int32"), (X,), lambda x: np.trunc(x), differentiable=False)
     yield Row("cast_bool", lambda x: md.cast(x, bool), (X,), lambda x: x != 0, differentiable=False)

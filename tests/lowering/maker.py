@@ -18,6 +18,9 @@ from meshdsl.trace import Tensor
 from tests.laws import INDICES
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12]
+# names that layers, passes and the partitioner would make up for dims of their own
+ENDS = ["parts", "run", "run0", "run1", "rows", "window", "joined", "half", "inner", "keys", "x", "x_y"]
+MADE_UP = [*(f"{d}__{end}" for d in "ab" for end in ENDS), "micro", "sums", "trip", "turn", "vmap", "packed", "other"]
 LIMIT = 2.0**40  # sums of larger values may not be exact
 Draw = random.Random
 
@@ -28,13 +31,20 @@ def whole_numbers(rng: np.random.Generator, shape: Shape, dtype: Any = "float64"
     return md.tensor(values.astype(dtype), shape)
 
 
+def alphabet(seed: int) -> Sequence[str]:
+    """Names of dims; those of every fourth program include names that look made up."""
+    rng = Draw(f"{seed} names")
+    return ["a", "b", *rng.sample(MADE_UP, 5)] if rng.random() < 0.25 else "abcdefg"
+
+
 def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md.Tensor]]:
     """A function from tensors to (loss and gradients, some of its values), and its arguments.
 
     Every fifth function also returns the product of its Hessian with the arguments.
     """
     rng = Draw(seed)
-    pool = [Dim(name, rng.choice(SIZES)) for name in "abcde"]
+    letters = alphabet(seed)
+    pool = [Dim(name, rng.choice(SIZES)) for name in letters[:5]]
     if rng.random() < 0.1:
         pool[0] = Dim("a", 0)
     shapes = [tuple(rng.sample(pool, rng.choice([1, 2, 2, 3]))) for _ in range(rng.choice([2, 3]))]
@@ -43,7 +53,7 @@ def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md
     axes = list(md.Mesh(mesh).axes)
 
     def forward(*xs: md.Tensor) -> Any:
-        maker = Maker(Draw(seed + 1), list(xs), axes)
+        maker = Maker(Draw(seed + 1), list(xs), axes, names=letters)
         for _ in range(ops):
             maker.step()
         return maker.loss(), maker.values()
@@ -64,11 +74,14 @@ def program(seed: int, ops: int, mesh: str) -> tuple[Callable[..., Any], list[md
 class Maker:
     """Add one random operation at a time to a list of live tensors."""
 
-    def __init__(self, rng: Draw, live: list[Tensor], axes: Sequence[str], depth: int = 0):
+    def __init__(
+        self, rng: Draw, live: list[Tensor], axes: Sequence[str], depth: int = 0, names: Sequence[str] = "abcdefg"
+    ):
         self.rng = rng
         self.live = live
         self.axes = axes
         self.depth = depth
+        self.names = names
         self.kinds = [name for name in dir(self) if name.startswith("op_")]
         if depth:  # a loop may hold another loop, whose dim may have the same name
             deeper = [
@@ -104,7 +117,7 @@ class Maker:
         return md.cast(i, self.rng.choice(INDICES))
 
     def fresh(self, x: Tensor) -> str:
-        return self.rng.choice([n for n in "abcdefg" if n not in names(x.dims)])
+        return self.rng.choice([n for n in self.names if n not in names(x.dims)])
 
     def bounded(self, x: Tensor) -> Tensor:
         """Limit the size and the number of dims."""
@@ -207,7 +220,7 @@ class Maker:
             return x
         n = self.rng.choice([k for k in range(1, d.size + 1) if d.size % k == 0])
         first = self.rng.choice([self.fresh(x), d.name])
-        second = next(c for c in "gfedcba" if c not in (*names(x.dims), first, d.name))
+        second = next(c for c in self.names[::-1] if c not in (*names(x.dims), first, d.name))
         return md.unflatten(x, d, [Dim(first, d.size // n), Dim(second, n)])
 
     def op_take(self, x: Tensor) -> Tensor:
@@ -336,7 +349,7 @@ class Maker:
 
     def inner(self, xs: Sequence[Tensor], n: int) -> Tensor:
         """A few operations inside a body."""
-        maker = Maker(self.rng, list(xs), self.axes, self.depth + 1)
+        maker = Maker(self.rng, list(xs), self.axes, self.depth + 1, self.names)
         for _ in range(n):
             maker.step()
         return maker.live[-1]
@@ -394,7 +407,7 @@ class Maker:
         y = md.sum(y, [e for e in y.dims if e.name == "v" and e not in x.dims])
 
         def one(a: Tensor, b: Tensor) -> Tensor:
-            maker = Maker(Draw(seed), [a, b], self.axes)
+            maker = Maker(Draw(seed), [a, b], self.axes, names=self.names)
             maker.kinds.remove("op_vmap")  # the dim's name is taken inside
             for _ in range(n):
                 maker.step()

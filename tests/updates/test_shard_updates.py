@@ -99,9 +99,17 @@ def test_state_and_weights_stay_sharded_between_steps() -> None:
 
 
 def test_the_cast_comes_before_the_gather_and_sums_are_scattered_in_loops() -> None:
-    workload = lm.replace(layers=3, batch=8, length=8, d_model=16, d_ff=32, compute_dtype="bfloat16")
-    step = md.compile(workload.train_step(), "x:4 y:2", "batch:x; d_ff:y; heads:y; vocab:y", weight_update="sharded")
-    records = step.program(*workload.specs()).collectives
+    """Sums of large stacks in every trip, so that no device stores all of its parts; those of small ones together."""
+
+    def records_of(width: int) -> list[Any]:
+        workload = lm.replace(layers=3, batch=8, length=8, d_model=width, d_ff=width, compute_dtype="bfloat16")
+        layout = "batch:x; d_ff:y; heads:y; vocab:y"
+        step = md.compile(workload.train_step(), "x:4 y:2", layout, weight_update="sharded")
+        return list(step.program(*workload.specs()).collectives)
+
+    small = [r for r in records_of(16) if r.kind == "reduce_scatter" and r.dtype.name == "float32"]
+    assert all(r.count == 1 for r in small)
+    records = records_of(1024)
     wide = [r for r in records if r.kind == "all_gather" and "feed_forward/w" in r.name]
     assert [r.dtype.name for r in wide] == ["bfloat16"] * 2
     scattered = [r for r in records if r.kind == "reduce_scatter" and r.count == 3]

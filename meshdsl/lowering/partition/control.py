@@ -7,6 +7,7 @@ the same branch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...control.host import host_values
@@ -19,6 +20,7 @@ from .pending_sums import Body, PendingSums
 from .scope import Reader, Scope
 
 CARRIED = Cause(Because.CARRIED)
+LARGE_STACK = 1 << 20  # bytes of the pending rows of a loop
 Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
 _Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its carry's shardings, its body, its programs
@@ -159,9 +161,25 @@ def _solve(
         return _attempt(scope, eqn, body, [*held, *carry, *inner_rows], lower, use)
 
     def finished(carry: Sequence[Sharding], built: Scope) -> dict[str, Program]:
-        return {"body": _finish(built, [*carry, *built.results[carries:]], [*held, *carry, *inner_rows], eqn)}
+        stacked = [_as_row(built, v, i, use) for i, v in list(enumerate(body.outs))[carries:]]
+        return {"body": _finish(built, [*carry, *stacked], [*held, *carry, *inner_rows], eqn)}
 
     return _cheapest(scope, eqn.ins[consts : consts + carries], attempt, finished)
+
+
+def _as_row(scope: Scope, v: Var, i: int, use: Body) -> Sharding:
+    """The sharding in which a loop stacks result i of its body.
+
+    A pending sum stays pending, so that one collective completes all rows, unless it is large and the layout splits it
+    over these axes: it is scattered in each trip, so a device stores shards of the rows and not its parts of all.
+    """
+    natural = scope.results[i]
+    setting, split = scope.setting, dict(natural.split) | scope.canonical(v.dims)
+    axes = [axis for by in split.values() for axis in by]
+    stack = math.prod(setting.extents.local_shape(v.dims, natural.whole(), setting.mesh)) * v.dtype.itemsize * use.trips
+    if natural.kind != "sum" or i in use.deferred or stack < LARGE_STACK or len(set(axes)) < len(axes):
+        return natural
+    return Sharding.of(split) if natural.partial and set(natural.partial) <= set(axes) else natural
 
 
 def _cheapest(

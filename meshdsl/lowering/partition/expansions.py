@@ -67,7 +67,7 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
     axes = assigned[dim.name]
     (x,) = ins
     x = scope.masked(x, (dim,), 0, eqn) if reverse else x  # in reverse order, the padding comes first
-    parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
+    parts = scope.fresh_dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
     sums, totals = Var(x.dims, x.dtype, "", x.sharding), resized(x, dim, parts, axes)
     scope.add(blocks.BLOCK_CUMSUM, [x], [sums], eqn, dim=dim, reverse=reverse)
     scope.add(blocks.BLOCK_TOTAL, [sums], [totals], eqn, dim=dim, parts=parts, reverse=reverse)
@@ -78,7 +78,7 @@ def _cumsum(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs
 def _associative_scan(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
     """Scan each block, all-gather one summary of each, and combine the block with those before it."""
     dim, axes = eqn.params["dim"], assigned[eqn.params["dim"].name]
-    parts = Dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
+    parts = scope.fresh_dim(f"{dim.name}__parts", scope.setting.mesh.count(axes))
     scanned = [Var(x.dims, x.dtype, "", x.sharding) for x in ins]
     scope.add(BLOCK_SCAN, ins, scanned, eqn, **eqn.params)
     summaries = [resized(x, dim, parts, axes) for x in ins]
@@ -92,7 +92,7 @@ def _prod(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: 
     """Multiply within each block, all-gather the products, and multiply them on every device."""
     (x,), over = ins, eqn.params["over"]
     cut = {d: assigned[d.name] for d in over if assigned.get(d.name)}
-    parts = {d: Dim(f"{d.name}__parts", scope.setting.mesh.count(axes)) for d, axes in cut.items()}
+    parts = {d: scope.fresh_dim(f"{d.name}__parts", scope.setting.mesh.count(axes)) for d, axes in cut.items()}
     split = dict(x.sharding.split) | {parts[d].name: axes for d, axes in cut.items()}
     shape = tuple(parts.get(d, d) for d in x.dims if d in parts or d not in over)
     y = Var(shape, x.dtype, "", Sharding.of({d: split[d] for d in names(shape) if d in split}))
@@ -109,7 +109,7 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     n = scope.setting.mesh.count(axes)
     (x,) = ins
     x = scope.masked(x, (over,), identity("low", x.dtype), eqn)
-    parts = Dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
+    parts = scope.fresh_dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
     best = resized(x, over, parts, axes)
     best_parts = [best, Var(best.dims, outs[1].dtype, "", best.sharding)]
     scope.add(blocks.BLOCK_TOP_K, [x], best_parts, eqn, over=over, parts=parts)
@@ -161,10 +161,10 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
         if not reused and (not axes or _aligned(scope, left, right, axes)):
             continue
         if not axes:
-            x = _relabel(scope, eqn, x, left, (Dim(f"{left[0].name}__run", size_of(left)),), ())
+            x = _relabel(scope, eqn, x, left, (scope.fresh_dim(f"{left[0].name}__run", size_of(left), x.dims),), ())
             continue
         runs = [
-            Dim(f"{side[0].name}__run{i}", extents.padded(side[0]) * size_of(side[1:]))
+            scope.fresh_dim(f"{side[0].name}__run{i}", extents.padded(side[0]) * size_of(side[1:]), x.dims)
             for i, side in enumerate((left, right))
         ]
         x = _relabel(scope, eqn, x, left, (runs[0],), axes)

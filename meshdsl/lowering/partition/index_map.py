@@ -147,7 +147,7 @@ def _joined_if_less(
     apart = sum(_travel(_rounds(mine, length, n)) for mine, length in zip(rows_of, lengths, strict=True))
     if _travel(_rounds(together, total, n)) >= apart:
         return xs, dims, rows_of
-    joined = Dim(f"{dims[0].name}__joined", total * n)
+    joined = scope.fresh_dim(f"{dims[0].name}__joined", total * n, *(x.dims for x in xs))
     both = resized(xs[0], dims[0], joined, axes)
     place_in_order(scope, eqn, xs, dims, both, joined, total, axes)
     return [both], [joined], [together]
@@ -263,7 +263,7 @@ def _send(scope: Scope, eqn: Eqn, x: Var, dim: Dim, runs: Sequence[_Run], length
     for run in runs:
         starts[run.sender] = min(run.lo, length - size)
         first[run.receiver] = run.sender * length + starts[run.sender]
-    rows = Dim(f"{dim.name}__rows", size * n)
+    rows = scope.fresh_dim(f"{dim.name}__rows", size * n, x.dims)
     pairs = tuple(sorted((run.sender, run.receiver) for run in runs))
     cause = Cause(Because.ROWS, eqn.op.name, (dim.name,), amounts=(size, length))
     came = sent_rows(scope, eqn, x, dim, rows, starts, Exchange(rows.name, axes, pairs), cause)

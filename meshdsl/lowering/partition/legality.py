@@ -37,10 +37,8 @@ def _cut(value: Layout | Mesh) -> str:
 
 def named_by_layouts(graph: Graph, results: Sequence[str] | None) -> tuple[set[str], dict[str, Shape]]:
     """The names that a layout of a graph can use: dims, and the paths of inputs and results, with their dims."""
-    dims = set(graph.mentions) | {d.name for eqn, _ in walk(graph) for v in (*eqn.ins, *eqn.outs) for d in v.dims}
-    dims |= {d.name for v in graph.ins for d in v.dims}
     named = [*((v.name, v.dims) for v in graph.ins), *zip(results or [], (v.dims for v in graph.outs), strict=False)]
-    return dims, {name: shape for name, shape in named if name}
+    return set(graph.known_dim_names), {name: shape for name, shape in named if name}
 
 
 def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:

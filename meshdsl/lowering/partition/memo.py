@@ -31,6 +31,7 @@ from ...ops.ragged import RAGGED
 from .demand import Demand
 from .prices import later_products
 from .scope import Scope
+from .wide_copies import wide_copies
 
 T = TypeVar("T")
 Lower = Callable[[Scope, Eqn], None]
@@ -214,7 +215,10 @@ def _operands(demand: Demand, eqns: Iterable[Eqn]) -> list[Var]:
     operands = list(dict.fromkeys(v for eqn in eqns for v in eqn.ins))
     for v in operands:  # the list grows during iteration
         maker = demand.sums.unmade.get(v)
-        operands += [x for x in maker.ins if x not in operands] if maker is not None else []
+        before = maker.ins if maker is not None else ()
+        if (copy := wide_copies(demand.sums.graph).get(v)) is not None:
+            before = (*before, copy.source, *copy.scales)
+        operands += [x for x in dict.fromkeys(before) if x not in operands]
     return operands
 
 

@@ -48,6 +48,7 @@ def partition(
     setting = Setting(
         mesh,
         layout,
+        graph.known_dim_names,
         extents_of(mesh, layout, shard_splits(graph)),
         preferences(graph),
         problems,

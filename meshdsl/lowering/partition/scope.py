@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from ...dims import Dim
+from ...dims import Dim, Shape, fresh_dim
 from ...errors import InternalError, Where
 from ...ir import NO_CAUSE, Because, Cause, Collective, Eqn, Graph, Op, Var
 from ...layouts import Extents, Layout, Mesh, Sharding
@@ -22,6 +22,7 @@ from ..collectives import Step
 from .annotations import Annotation
 from .demand import Demand
 from .planner import Reshard, Seconds
+from .wide_copies import wide_copies
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ class Setting:
 
     mesh: Mesh
     layout: Layout
+    dim_names: frozenset[str]  # of the whole graph
     extents: Extents
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
@@ -104,6 +106,10 @@ class Scope:
         """Add an operation or a collective that the lowering of an equation needs, with the equation's line."""
         self.eqns.append(Eqn(op, tuple(ins), tuple(outs), params, eqn.where, eqn.backward, cause))
 
+    def fresh_dim(self, name: str, size: int, *taken: Shape) -> Dim:
+        """A dim of this name, or nearly, that neither the model nor these shapes have."""
+        return fresh_dim(Dim(name, size), self.setting.dim_names, *taken)
+
     def is_zero(self, v: Var) -> bool:
         """True for unmaterialized zeros, which are a pending sum over any axes."""
         eqn = self.unmaterialized.get(v)
@@ -131,7 +137,9 @@ class Scope:
         """The bytes that one device sends to get this version, or the picoseconds that it takes."""
         if v in self.unmaterialized:
             return 0
-        return min(self._reshard(x, target).cost for x in self._sources(v, target))
+        cost = min(self._reshard(x, target).cost for x in self._sources(v, target))
+        copy = self._sent_narrow(v, target)
+        return cost if copy is None else min(cost, sum(self.price(x, part) for x, part in copy))
 
     def get(self, v: Var, target: Sharding, eqn: Eqn | Reader) -> Var:
         """The value in this sharding, for this equation; adds collectives if no version has it."""
@@ -140,6 +148,8 @@ class Scope:
         for x in self.versions[v]:
             if x.sharding == target:
                 return x
+        if (copy := self._sent_narrow(v, target)) is not None:
+            return self._computed_again(v, target, copy, eqn)
         source = min(self._sources(v, target), key=lambda x: self._reshard(x, target).cost)
         x = source
         reshard = self._reshard(source, target)
@@ -147,6 +157,29 @@ class Scope:
         for step in steps:
             x = self._step(v, x, step, eqn, flat if steps != flat else ())
         return x
+
+    def _sent_narrow(self, v: Var, target: Sharding) -> list[tuple[Var, Sharding]] | None:
+        """The values to send instead of v, and their shardings, if v is a wide copy of them and that sends less."""
+        copy = wide_copies(self.graph).get(v)
+        if copy is None or target.partial or any(x.sharding.partial or x.sharding == target for x in self.versions[v]):
+            return None
+        values = [(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in (copy.source, *copy.scales)]
+        if any(x not in self.unmaterialized and (x not in self.versions or self.is_pending(x)) for x, _ in values):
+            return None
+        cost = min(self._reshard(x, target).cost for x in self.versions[v])
+        return values if sum(self.price(x, part) for x, part in values) < cost else None
+
+    def _computed_again(
+        self, v: Var, target: Sharding, values: Sequence[tuple[Var, Sharding]], eqn: Eqn | Reader
+    ) -> Var:
+        """The version of a wide copy that is computed from its source in this sharding."""
+        new = {x: self.get(x, sharding, eqn) for x, sharding in values}
+        for each in wide_copies(self.graph)[v].eqns:
+            (x,) = each.outs
+            new[x] = Var(x.dims, x.dtype, x.name, Sharding.of({d.name: target.axes(d) for d in x.dims}))
+            self.eqns.append(each.replace(ins=tuple(new[y] for y in each.ins), outs=(new[x],)))
+        self.versions[v].append(new[v])
+        return new[v]
 
     def _sources(self, v: Var, target: Sharding) -> list[Var]:
         sources = [x for x in self.versions[v] if set(target.partial) <= set(x.sharding.partial)]

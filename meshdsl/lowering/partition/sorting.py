@@ -163,7 +163,7 @@ def merges(n: int) -> list[list[tuple[int, int]]]:
 
 
 def _by_merges(job: _Job) -> bool:
-    run = Dim(f"{job.over.name}__run", job.n * job.length)
+    run = job.scope.fresh_dim(f"{job.over.name}__run", job.n * job.length)
     items = _begin(job, run)
     rounds = merges(job.n)
     for k, pairs in enumerate(rounds):

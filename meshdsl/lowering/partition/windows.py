@@ -142,7 +142,7 @@ def _run(scope: Scope, eqn: Eqn, v: Window, dim: Dim, out: Dim, kernel: Dim | No
     base = v.base_dilation if holes else 1
     gap = v.low % base  # positions before the first element of a device's run
     width = -(-(positions - gap) // base)
-    run = Dim(f"{v.dim}__window", n * width)
+    run = scope.fresh_dim(f"{v.dim}__window", n * width)
     pieces, unread = list[Piece](), list[tuple[int, int]]()
     for i in range(0 if _empty(eqn) or not width else n):
         low = i * begin - v.low

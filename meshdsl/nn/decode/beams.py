@@ -53,7 +53,7 @@ def beam_search(
     batch, length, beam = (new_dim(d, f"the {n}") for d, n in ((batch, "batch"), (length, "length"), (beam, "beam")))
     flat = form == "flat"
     memory_dim = md.Dim(memory, length.size * (beam.size if flat else 1))
-    candidate = md.Dim("candidate", 2 * beam.size)
+    candidate = md.fresh_dim(md.Dim("candidate", 2 * beam.size), [batch, length, beam])
 
     def penalty(n: Any) -> Any:
         return ((5 + n) / 6) ** alpha
@@ -90,7 +90,8 @@ def beam_search(
     cache = empty((batch, memory_dim) if flat else (batch, beam, memory_dim))
     no_scores = md.broadcast(md.cast(NO_SCORE, dtype), rows)
     carry = (no_tokens, start_scores, no_tokens, no_scores, start_tokens, cache, no_ancestors)
-    (alive, score, ended, ended_score, *_), _ = md.scan(decode_position, carry, md.iota(steps_of(length)), over="step")
+    steps = steps_of(length, carry)
+    (alive, score, ended, ended_score, *_), _ = md.scan(decode_position, carry, md.iota(steps), over=steps)
     any_ended = md.broadcast(md.max(ended_score, beam) > NO_SCORE / 2, rows)
     score = md.where(any_ended, ended_score, score / penalty(length.size))
     return md.where(md.broadcast(any_ended, ended.dims), ended, alive), score
@@ -105,15 +106,17 @@ def _continuations(
     """
     if vocab.size < 2:
         raise md.ShapeError(f"beam search needs a vocabulary of at least two tokens, got {vocab!r}")
-    continuation = md.Dim("continuation", min(into.size, vocab.size))
-    value, token = (md.flatten(x, [beam, continuation], "choice") for x in md.top_k(total, vocab, continuation))
-    value, choice = md.top_k(value, "choice", into)
-    return value, choice // continuation.size, md.take(token, choice, "choice")
+    continuation = md.fresh_dim(md.Dim("continuation", min(into.size, vocab.size)), total.dims)
+    every = md.fresh_dim(md.Dim("choice", beam.size * continuation.size), total.dims)
+    value, token = (md.flatten(x, [beam, continuation], every) for x in md.top_k(total, vocab, continuation))
+    value, choice = md.top_k(value, every, into)
+    return value, choice // continuation.size, md.take(token, choice, every)
 
 
 def _select(x: md.Tensor, index: md.Tensor, over: md.Dim) -> md.Tensor:
     """The slices of x along `over` at the indices `which`; the dims of `which` come first."""
-    return md.take(md.rename(x, **{over.name: "picked_from"}), index, "picked_from")
+    picked_from = md.fresh_dim(md.Dim("picked_from", over.size), x.dims, index.dims)
+    return md.take(md.rename(x, **{over.name: picked_from.name}), index, picked_from)
 
 
 def _move_to_parent(x: md.Tensor, parent: md.Tensor, beam: md.Dim) -> md.Tensor:

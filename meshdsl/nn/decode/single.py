@@ -93,8 +93,9 @@ def chooser(key: md.Tensor | None, temperature: float, top_k: int | None, top_p:
 def filter_logits(logits: md.Tensor, vocab: md.Dim, top_k: int | None, top_p: float) -> md.Tensor:
     """The logits, with those that top_k or top_p removes set to NO_SCORE."""
     if top_k is not None and top_k < vocab.size:
-        values, _ = md.top_k(logits, vocab, md.Dim("kept", top_k))
-        logits = md.where(logits >= md.min(values, "kept"), logits, NO_SCORE)
+        kept = md.fresh_dim(md.Dim("kept", top_k), logits.dims)
+        values, _ = md.top_k(logits, vocab, kept)
+        logits = md.where(logits >= md.min(values, kept), logits, NO_SCORE)
     if top_p < 1:
         sorted_logits = -md.sort(-logits, vocab)
         preceding = md.cumsum(md.softmax(sorted_logits, vocab), vocab, exclusive=True)
@@ -120,16 +121,17 @@ def _decode(
     def decode_position(carry: Any, t: md.Tensor) -> Any:
         last, done, cache = carry
         logits, vocab, cache = run(step, last, cache, t, md.iota(memory_dim) <= t)
-        token = choose(at_least_float32(logits), vocab, t)
+        token = choose(wide_dtype(logits), vocab, t)
         token = md.where(done, padding, token)
         return (token, done | (token == end), cache), token
 
     first = md.broadcast(md.cast(start, "int32"), [batch])
     carry = (first, first == end, empty((batch, memory_dim)))
-    _, tokens = md.scan(decode_position, carry, md.iota(steps_of(length)), over="step")
-    return md.rename(md.transpose(tokens, [batch, steps_of(length)]), step=length.name)
+    steps = steps_of(length, carry)
+    _, tokens = md.scan(decode_position, carry, md.iota(steps), over=steps)
+    return md.rename(md.transpose(tokens, [batch, steps]), **{steps.name: length.name})
 
 
-def at_least_float32(logits: md.Tensor) -> md.Tensor:
+def wide_dtype(logits: md.Tensor) -> md.Tensor:
     """The logits, cast to float32 if their dtype is narrower."""
     return md.cast(logits, "float32") if logits.dtype.itemsize < 4 else logits

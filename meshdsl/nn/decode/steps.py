@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 import meshdsl as md
 
 Step = Callable[[md.Tensor, Any, md.Tensor, md.Tensor], tuple[md.Tensor, Any]]
@@ -34,6 +36,7 @@ def run(step: Step, tokens: md.Tensor, cache: Any, t: md.Tensor, mask: md.Tensor
     return logits, new_dims[0], cache
 
 
-def steps_of(length: md.Dim) -> md.Dim:
-    """The scan dim of a search."""
-    return md.Dim("step", length.size)
+def steps_of(length: md.Dim, carry: Any) -> md.Dim:
+    """The scan dim of a search with this state, which lacks it."""
+    leaves = jax.tree.leaves(carry, is_leaf=lambda x: isinstance(x, md.Tensor))
+    return md.fresh_dim(md.Dim("step", length.size), *(x.dims for x in leaves))

@@ -121,9 +121,9 @@ def choices(assignment: Assignment) -> tuple[md.Tensor, md.Tensor]:
             "dispatch='grouped' is for routers where tokens choose experts; in this one, experts choose tokens\n"
             "  use dispatch='auto'"
         )
-    choice = md.Dim("choice", len(assignment.by))
     weights = [md.where(each.kept, each.weight, 0) for each in assignment.by]
     dims = assignment.by[0].expert.dims
+    choice = md.fresh_dim(md.Dim("choice", len(assignment.by)), dims)
     index, weight = (
         md.stack([md.transpose(x, dims) for x in xs], choice) for xs in ([c.expert for c in assignment.by], weights)
     )
@@ -205,12 +205,14 @@ def _scores(args: RouterArgs, gates: md.Tensor) -> md.Tensor:
         raise md.ShapeError(
             f"the best {best} of {groups} equal groups of {expert!r} must have the {options['k']} experts of a token"
         )
-    group, member = md.Dim(f"{expert.name}_group", groups), md.Dim(f"{expert.name}_member", expert.size // groups)
+    sizes = {f"{expert.name}_group": groups, f"{expert.name}_member": expert.size // groups}
+    sizes |= {"two": min(2, expert.size // groups), "best_group": best}
+    group, member, pair, best_group = (md.fresh_dim(md.Dim(d, size), scores.dims) for d, size in sizes.items())
     split = md.unflatten(scores, expert, [group, member])
-    two = md.top_k(split, member, md.Dim("two", min(2, member.size)))[0]
-    _, chosen = md.top_k(md.sum(two, "two"), group, md.Dim("best_group", best))
+    two = md.top_k(split, member, pair)[0]
+    _, chosen = md.top_k(md.sum(two, pair), group, best_group)
     outer = [d for d in scores.dims if d != expert]
-    kept = md.any(md.broadcast(chosen, [*outer, group, "best_group"]) == md.iota(group), "best_group")
+    kept = md.any(md.broadcast(chosen, [*outer, group, best_group]) == md.iota(group), best_group)
     return md.flatten(
         md.where(kept, md.transpose(split, [*outer, group, member]), float("-inf")), [group, member], expert
     )
@@ -272,10 +274,15 @@ def _assignment(
     placed = by[0].kept
     counts: Any = 0
     for choice, mask in zip(by, masks, strict=True):
-        counts = counts + md.sum(md.cast(mask & choice.kept, "int32"), args.token)
+        counts = counts + _number_of(mask & choice.kept, args.token)
         placed = placed | choice.kept
-    demand = md.sum(md.cast(first_choice, "int32"), args.token)
+    demand = _number_of(first_choice, args.token)
     return Assignment(by, loss, counts, ~placed, used, demand, args.token, args.expert, args.capacity)
+
+
+def _number_of(mask: md.Tensor, over: md.Dim) -> md.Tensor:
+    """How many along the dim are true, as int32 even where JAX's default integer has 64 bits."""
+    return md.cast(md.sum(mask, over), "int32")
 
 
 def _expert_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
@@ -288,7 +295,7 @@ def _expert_choice(args: RouterArgs, gates: md.Tensor) -> Assignment:
     weight, tokens = (md.pad(x, slot.name, 0, slot.size - taken_slots.size, value=-1) for x in best)
     kept = weight >= 0
     picks = Picks(tokens, md.where(kept, weight, 0), kept)
-    counts = md.sum(md.cast(kept, "int32"), slot)
+    counts = _number_of(kept, slot)
     reads = md.where(kept, tokens, token.size)
     chosen = md.any(md.broadcast(reads, [*groups, token, expert, slot]) == md.iota(token), [expert, slot])
     none = md.broadcast(0, counts.dims)

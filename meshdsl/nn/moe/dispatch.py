@@ -72,8 +72,8 @@ def unweighted(assignment: Assignment) -> tuple[Assignment, md.Tensor]:
     if isinstance(by, Picks):
         ones = md.ones(by.weight.dims, by.weight.dtype)
         return replace(assignment, by=replace(by, weight=ones)), md.where(by.kept, by.weight, 0)
-    slots = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)
     groups = [d for d in by[0].weight.dims if d != assignment.tokens]
+    slots = md.fresh_dim(md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size), by[0].weight.dims)
     weights = md.zeros([*groups, slots], by[0].weight.dtype)
     for choice in by:
         index = md.where(choice.kept, choice.expert * slot.size + choice.slot, slots.size)
@@ -135,6 +135,7 @@ def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
     """Dispatch for routers where tokens choose: a token has one slot per kept choice, and a slot holds one token."""
     token, expert, slot = assignment.tokens, assignment.experts, assignment.capacity
     slot_dim = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)  # all slots of all experts
+    slot_dim = md.fresh_dim(slot_dim, choices[0].expert.dims)
     slot_indices = [md.where(c.kept, c.expert * slot.size + c.slot, slot_dim.size) for c in choices]
     weights = [c.weight for c in choices]
     groups = [d for d in slot_indices[0].dims if d != token]
@@ -148,8 +149,9 @@ def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
 
     def read(y: md.Tensor, slot_indices: Sequence[md.Tensor]) -> list[md.Tensor]:
         """The contents of each choice's slot [groups, token, ...]; zero for a choice without a slot."""
-        flat = md.flatten(y, [expert, slot], slot_dim)
-        return [md.take(flat, index, slot_dim) for index in slot_indices]
+        every = md.fresh_dim(slot_dim, y.dims)
+        flat = md.flatten(y, [expert, slot], every)
+        return [md.take(flat, index, every) for index in slot_indices]
 
     def weighted(y: md.Tensor, weight: md.Tensor) -> md.Tensor:
         return md.cast(y, _wide(y)) * md.cast(md.cast(weight, y.dtype), _wide(y))

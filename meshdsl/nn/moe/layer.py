@@ -95,13 +95,15 @@ def moe_layer(
     node = None if nodes is None else new_dim(nodes, "the nodes")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, model_dim)]
-    gate = md.Dim("gate", expert.size)
+    others = [d for d in (inner, node) if d is not None]
+    gate = md.fresh_dim(md.Dim("gate", expert.size), x.dims, others)
     preset = PRESETS.get(router) or Preset(router, "mesh_tf")
     formula = capacity_formula or preset.capacity
     resolved, options_of = resolve(router, options)
     k = choices_of(resolved, options_of)
     factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
     slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
+    slot = md.fresh_dim(slot, x.dims, others, [expert, gate])
     jitter_key, policy_key = (None, None) if key is None or not train else md.random.split(key)
 
     with md.scope(name):
@@ -123,7 +125,10 @@ def moe_layer(
         loss = assignment.aux_loss * aux_weight
         if z_weight:
             loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
-        divided = (expert,) if node is None else (node, md.Dim(f"{node.name}_expert", expert.size // node.size))
+        divided = (expert,)
+        if node is not None:
+            local = md.Dim(f"{node.name}_expert", expert.size // node.size)
+            divided = node, md.fresh_dim(local, x.dims, others, [gate, slot])
         matrices = _matrices(divided, inner, model_dim, gated, init, precision)
 
         reach = _reach(k, node, options_of)
@@ -200,7 +205,7 @@ class _Layer:
 
     def __call__(self, x: md.Tensor, assignment: Assignment) -> md.Tensor:
         groups = [d for d in x.dims if d not in (assignment.tokens, self.matrices["wo"].dims[-1])]
-        expert_names = {**{d.name: f"{self.expert.name}_{d.name}" for d in groups}, "gate": self.expert.name}
+        expert_names = {**self._renamed(self.expert, groups), assignment.experts.name: self.expert.name}
         if self.dispatch == "grouped":
             md.rename(x, **{d.name: expert_names[d.name] for d in groups})  # a layout may name dims of slots here too
             return md.transpose(self._grouped(x, *choices(assignment)), x.dims)
@@ -221,13 +226,17 @@ class _Layer:
         y = dispatcher.receive(mark_ragged(md.rename(md.prefer(y, self.expert), **back)))
         return md.transpose(y, x.dims)
 
+    def _renamed(self, at: md.Dim, groups: list[md.Dim]) -> dict[str, str]:
+        """The names of dims of groups where slots are sharded by nodes or experts, such as `expert_batch`."""
+        taken = [self.slot, *(d for w in self.matrices.values() for d in w.dims)]
+        return {d.name: md.fresh_dim(md.Dim(f"{at.name}_{d.name}", d.size), taken).name for d in groups}
+
     def _by_node(self, x: md.Tensor, assignment: Assignment, groups: list[md.Dim], node: md.Dim) -> md.Tensor:
         """The same in two exchanges: tokens to nodes, and within a node to its experts."""
-        local = f"{node.name}_expert"
-        there = {d.name: f"{node.name}_{d.name}" for d in groups}
-        at_experts = {there[d.name]: f"{self.expert.name}_{d.name}" for d in groups} | {f"gate_{local}": local}
-        there[f"gate_{node.name}"] = node.name
-        exchange = by_node(assignment, node)
+        exchange, local = by_node(assignment, node), self.matrices["wo"].dims[1].name
+        there, expert_names = self._renamed(node, groups), self._renamed(self.expert, groups)
+        at_experts = {there[d.name]: expert_names[d.name] for d in groups}
+        there[exchange.to_nodes.experts.name] = node.name
         first, room = dispatch_by(self.dispatch, exchange.to_nodes), exchange.to_nodes.capacity
         used = exchange.to_nodes.used
         share = min(1.0, self.reach * assignment.tokens.size / (node.size * room.size))
@@ -240,6 +249,7 @@ class _Layer:
 
         inputs = to_nodes(filled(first.send(md.cast(x, self.precision.compute))))
         within = exchange.within(*map(to_nodes, exchange.sent))
+        at_experts[within.experts.name] = local
         within, weights = unweighted(within) if self.weigh == "hidden" else (within, None)
         second = dispatch_by(self.dispatch, within)
         weights = None if weights is None else md.rename(weights, **at_experts)

@@ -57,11 +57,10 @@ def by_node(assignment: Assignment, node: DimLike) -> NodeExchange:
         raise md.ShapeError("nodes= is for routers where tokens choose experts; in this one, experts choose tokens")
     if expert.size % node.size:
         raise md.ShapeError(f"{expert.size} experts do not divide into {node.size} nodes of equally many")
-    source, local = (
-        md.Dim(f"gate_{node.name}{end}", n) for end, n in (("", node.size), ("_expert", expert.size // node.size))
-    )
-    room = md.Dim(f"{node.name}_slot", min(token.size, local.size * slot.size))
-    choice = md.Dim("choice", len(by))
+    sizes = {f"gate_{node.name}": node.size, f"gate_{node.name}_expert": expert.size // node.size}
+    sizes |= {f"{node.name}_slot": min(token.size, expert.size // node.size * slot.size), "choice": len(by)}
+    taken = *by[0].expert.dims, token, expert, slot, node
+    source, local, room, choice = (md.fresh_dim(md.Dim(name, size), taken) for name, size in sizes.items())
     masks: list[md.Tensor] = []  # of the first kept choice in a node
     for each in by:
         mask = md.one_hot(each.expert // local.size, source, bool) & each.kept

@@ -105,7 +105,7 @@ def _ids(router: str, options: Mapping[str, Any], expert: md.Dim) -> md.Tensor:
     if table is None:
         return ids % expert.size
     if isinstance(table, np.ndarray) and table.ndim == 1:
-        table = md.tensor(table, [md.Dim("token_id", len(table))])
+        table = md.tensor(table, [md.fresh_dim(md.Dim("token_id", len(table)), ids.dims)])
     table = _integers("table", table)
     if len(table.dims) != 1:
         raise md.ShapeError(f"table= must have one dim, the token id, and hold experts; got {table.type}")

@@ -109,7 +109,7 @@ def masks(assignment: Assignment) -> tuple[md.Tensor, md.Tensor]:
     dims = [*(d for d in first.dims if d != token), token, expert, slot]
     weight: Any = 0
     taken: Any = None
-    all_slots = md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size)
+    all_slots = md.fresh_dim(md.Dim(f"{expert.name}_{slot.name}", expert.size * slot.size), dims)
     places = md.unflatten(md.iota(all_slots), all_slots, [expert, slot])
     for choice in assignment.by:
         place = md.where(choice.kept, choice.expert * slot.size + choice.slot, all_slots.size)

@@ -39,7 +39,7 @@ def slots_of(
         ones = md.cast(mask, "int32")
         slot_index = _running(ones, token, order) - 1
         slot_index = slot_index if before is None else slot_index + before
-        total = md.sum(ones, token)
+        total = md.cast(md.sum(ones, token), ones.dtype)
         before = total if before is None else before + total
         taken = mask if room is None else mask & (slot_index < room)
         slots.append(md.min(md.where(taken, slot_index, capacity.size), expert))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...backend import Block, Local
 from ...backend.attention import BLOCKWISE, Arrays, AttentionKernel, Sees, Span
-from ...dims import Dim, Shape, names
+from ...dims import Dim, Shape, fresh_dim, names
 
 RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
 QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none
@@ -93,7 +93,8 @@ class Canonical:
 
     @property
     def length(self) -> Dim:
-        return next((d for d in self.blocks["q"].dims if d.name == self.how.length), QUERY)
+        q, k = (self.blocks[role].dims for role in "qk")
+        return next((d for d in q if d.name == self.how.length), fresh_dim(QUERY, q, k))
 
     @property
     def keys(self) -> Dim:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ...dims import Dim, Shape, find, names
+from ...dims import Dim, Shape, find, fresh_dim, names
 from ...trace import Tensor, as_tensor
 from ..contraction import einsum
 from ..dtypes import cast
@@ -28,7 +28,7 @@ def plain_attention(
     """The formula with all scores at once."""
     value = value_dim(k.dims, v.dims, how)
     out = tuple(value if d.name == how.over else d for d in q.dims)
-    keys = _keys(k, how)
+    keys = _keys(how, q, k, v)
     k, v = (_renamed(x, how.keys, keys.name) for x in (k, v))
     rest = tuple(d for d in q.dims if d.name != how.over)
     wide = "float64" if q.dtype.itemsize > 4 else "float32"
@@ -55,9 +55,12 @@ def _capped(s: Tensor, how: Names) -> tuple[Tensor, Tensor | None]:
     return share * how.soft_cap, 1 - share * share
 
 
-def _keys(k: Tensor, how: Names) -> Dim:
+def _keys(how: Names, q: Tensor, k: Tensor, v: Tensor) -> Dim:
     """The dim of keys in an array of scores; its name differs from that of the queries' positions."""
-    return Dim(f"{how.memory}__keys" if how.memory == how.length else how.memory, find(how.keys, k.dims).size)
+    keys = Dim(how.memory, find(how.keys, k.dims).size)
+    return (
+        fresh_dim(Dim(f"{how.memory}__keys", keys.size), q.dims, k.dims, v.dims) if how.memory == how.length else keys
+    )
 
 
 def _renamed(x: Tensor, old: str, new: str) -> Tensor:
@@ -102,7 +105,7 @@ def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -
     """The cotangents of q, k, v and the bias by the formula; second derivatives are those of these operations."""
     roles = how.roles(ins)
     q, k, v, ct = (roles[r] for r in ("q", "k", "v", "ct"))
-    keys = _keys(k, how)
+    keys = _keys(how, q, k, v)
     k, v = (_renamed(x, how.keys, keys.name) for x in (k, v))
     rest = tuple(d for d in q.dims if d.name != how.over)
     scores = (*rest, keys)

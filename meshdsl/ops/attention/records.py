@@ -18,7 +18,7 @@ from typing import Any
 
 from ...backend import Local
 from ...backend.attention import AttentionKernel
-from ...dims import Dim, Shape, names
+from ...dims import Dim, Shape, fresh_dim, names
 from ...ir import Eqn, Labels, Op, Product, Reduce, Type
 from ...layouts import Sharding
 from ...trace import Tensor, bind
@@ -161,7 +161,7 @@ def own_shardings(eqn: Eqn) -> list[Sharding]:
     return [Sharding.of(dict(s.split), [axis for axis in every if axis not in s.split_axes]) for s in splits]
 
 
-def _fwd(*ins: Tensor, active: Sequence[bool], **params: Any) -> Any:
+def _fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], **params: Any) -> Any:
     outs = bind(ATTENTION, *ins, **params)
     return outs, (ins, outs)
 
@@ -219,7 +219,9 @@ def vectorised(
 def _masked(roles: dict[str, Tensor], how: Names, causal: bool, window: int | None) -> tuple[dict[str, Tensor], Names]:
     """The operands with a mask in the place of the offset."""
     keys = next(d for d in roles["k"].dims if d.name == how.keys)
-    memory = Dim(how.memory if how.memory != how.length else f"{how.memory}__keys", keys.size)
+    memory = Dim(how.memory, keys.size)
+    if how.memory == how.length:
+        memory = fresh_dim(Dim(f"{how.memory}__keys", keys.size), *(x.dims for x in roles.values()))
     length = tuple(d for d in roles["q"].dims if d.name == how.length)
     start = roles["offset"]
     pair = (*start.dims, *length, memory)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...backend import Block, Local
-from ...dims import Dim, DimLike, DimsLike, Shape, pick, size_of
+from ...dims import Dim, DimLike, DimsLike, Shape, fresh_dim, pick, size_of
 from ...errors import ShapeError
 from ...ir import Fuses, Op, Type
 from ...trace import KEY_WORD, Tensor, as_tensor, bind1, tensor
@@ -161,7 +161,8 @@ def split(key: Tensor | jax.Array, n: int | DimLike = 2) -> Any:
         return fold_in(key, iota(n))
     if n < 1:
         raise ShapeError(f"md.random.split makes at least 1 key, got n={n!r}")
-    return unstack(fold_in(key, iota(Dim("key_number", int(n)))), "key_number")
+    number = fresh_dim(Dim("key_number", int(n)), as_key(key).dims)
+    return unstack(fold_in(key, iota(number)), number)
 
 
 def bits(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "uint32") -> Tensor:

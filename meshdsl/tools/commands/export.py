@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         "out", metavar="OUT", help="a file ending in .safetensors, a new directory for orbax, or hf:DIR"
     )
     parser.add_argument("--model", metavar="NAME", help="for hf:DIR: the model, as in `meshdsl import`")
+    parser.add_argument("--dtype", metavar="DTYPE", help="for hf:DIR: of the tensors (default: that of the parameters)")
     parser.add_argument("--step", type=count, metavar="N", help="the step (default: the newest valid one)")
     parser.add_argument("--params-only", action="store_true", help="leave the optimizer state out")
 
@@ -30,10 +31,12 @@ def run(options: argparse.Namespace) -> int:
     hub = hub_directory(options.out)
     if (hub is None) != (options.model is None):
         raise UsageError("a Hugging Face directory needs both: OUT as hf:DIR, and --model NAME")
+    if hub is None and options.dtype is not None:
+        raise UsageError("--dtype is for OUT as hf:DIR; other formats keep the dtypes of the run")
     checkpoints, step = checkpoints_of(options.run_directory, options.step)
     if hub is not None:
         workload = settings_of_run(options.model, checkpoints, step, []).workload
-        md.export_hugging_face(params_of_run(checkpoints, step, workload), workload, hub)
+        md.export_hugging_face(params_of_run(checkpoints, step, workload), workload, hub, dtype=options.dtype)
         return _report(options, step)
     prefix = "params/" if options.params_only else ""
     export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax

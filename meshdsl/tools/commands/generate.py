@@ -139,7 +139,7 @@ def _weights(text: str, source: str, workload: Any, mesh: Any, layout: Any) -> t
     """The workload, with the sizes of the stored weights, and these weights as parameters under the layout."""
     directory = hub_directory(text)
     if directory is not None:
-        return md.import_hugging_face(directory, workload, mesh, layout)
+        return md.import_hugging_face(directory, workload, mesh, layout, dtype="stored")
     checkpoints, step = checkpoints_of(text, None)
     workload = settings_of_run(source, checkpoints, step, []).workload
     return workload, params_of_run(checkpoints, step, workload, mesh=mesh, layout=layout)

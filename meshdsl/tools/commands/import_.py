@@ -22,7 +22,12 @@ def add(commands: Any) -> None:
     parser.add_argument("source", metavar="hf:DIR", help="a directory with config.json and safetensors files")
     parser.add_argument("--model", required=True, metavar="NAME", help="llama, transformer:lm, or file.py:name")
     parser.add_argument("--out", metavar="RUN", help="the checkpoint directory of the run (default: only check)")
-    parser.add_argument("--dtype", metavar="DTYPE", help="dtype of the parameters (default: that of the files)")
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help='of parameters and products; "stored": that of the files (default: float32)'
+    )
+    parser.add_argument(
+        "--compute-dtype", metavar="DTYPE", help="of products (default: bfloat16, for files in 16 bits)"
+    )
     layout_options(parser)
 
 
@@ -36,14 +41,19 @@ def run(options: argparse.Namespace) -> int:
     source = options.model
     workload = load(source)
     mesh, layout = started(options, workload)
-    workload, params = md.import_hugging_face(directory, workload, mesh, layout, dtype=options.dtype)
+    dtypes = {"dtype": options.dtype, "compute_dtype": options.compute_dtype}
+    workload, params = md.import_hugging_face(directory, workload, mesh, layout, **dtypes)
     count = sum(math.prod(d.size for d in x.dims) for x in params.values())
-    summary = {"parameters": count, "tensors": len(params), "dtype": workload.config.param_dtype, "run": options.out}
+    config = workload.config
+    dtypes = {"dtype": config.param_dtype, "compute_dtype": config.compute_dtype}
+    summary = {"parameters": count, "tensors": len(params), **dtypes, "run": options.out}
     if options.out is not None:
         values = {f"config.{f.name}": getattr(workload.config, f.name) for f in dataclasses.fields(workload.config)}
         place = {"mesh": options.mesh, "layout": options.layout, "checkpoints.directory": options.out}
         _save(resolve(source, None, [], {**values, **place}), params, mesh, layout)
-    text = f"{count:,} parameters of {options.source} in {len(params)} tensors, {summary['dtype']}"
+    text = f"{count:,} parameters of {options.source} in {len(params)} tensors, {config.param_dtype}"
+    if config.compute_dtype != config.param_dtype:
+        text += f"; products in {config.compute_dtype} (--dtype and --compute-dtype choose others)"
     if options.out is not None:
         text += (
             f"\nsaved as step 0 of {options.out}; to train: meshdsl train {source} --config {options.out}/config.toml"

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ...errors import SaveError, ShapeError
-from ...trace import Tensor
+from ...trace import Tensor, spec
 from ..checkpoint import processes
 from ..checkpoint.arguments import check_no_url
 from ..checkpoint.grid import unpadded
@@ -24,7 +24,12 @@ Types = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 
 def export_hugging_face(
-    params: Mapping[str, Tensor], workload: Any, directory: str | Path, *, largest_file: int = 5_000_000_000
+    params: Mapping[str, Tensor],
+    workload: Any,
+    directory: str | Path,
+    *,
+    largest_file: int = 5_000_000_000,
+    dtype: str | None = None,
 ) -> None:
     """Write parameters and config as a Hugging Face directory, which must be new or empty.
 
@@ -38,7 +43,8 @@ def export_hugging_face(
     ['config.json', 'model.safetensors']
 
     Files have at most `largest_file` bytes, unless one tensor is larger; several have an index. Tensors have the dtype
-    of the parameters, so that importing and exporting a directory gives the same bytes. Requires that the processes of
+    of the parameters, or `dtype`: with "bfloat16", float32 parameters that were imported from it give the same bytes
+    again. Requires that the processes of
     a program share a file system. Raises `ShapeError` if the parameters are not those of the workload, and `SaveError`
     if the directory has files or cannot be written.
     """
@@ -46,8 +52,13 @@ def export_hugging_face(
     table, folder = hugging_face_of(workload), Path(directory)
     rules = rules_of(workload, table)
     _check(params, rules, workload.name)
-    config = {**table.write_config(workload.config), "dtype": workload.config.param_dtype}
-    types = {name: (params[p].dtype, r.stored_shape) for p, r in rules.items() for name in r.names()}
+    chosen = None if dtype is None else spec([], dtype).dtype
+    if chosen is not None and chosen not in DTYPES.values():
+        raise ShapeError(
+            f"safetensors files have no dtype {chosen.name}; known: {', '.join(sorted(map(str, DTYPES.values())))}"
+        )
+    config = {**table.write_config(workload.config), "dtype": dtype or workload.config.param_dtype}
+    types = {name: (chosen or params[p].dtype, r.stored_shape) for p, r in rules.items() for name in r.names()}
     types = dict(sorted(types.items()))
     files = _files(types, largest_file)
     processes.on_first(f"{folder} cannot be written", lambda: _create(folder, files, config))

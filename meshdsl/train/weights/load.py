@@ -35,6 +35,7 @@ def import_hugging_face(
     *,
     program: Program | None = None,
     dtype: str | None = None,
+    compute_dtype: str | None = None,
 ) -> tuple[Any, dict[str, Tensor]]:
     """The workload with the config of a Hugging Face directory, and its parameters under a layout.
 
@@ -48,10 +49,12 @@ def import_hugging_face(
     >>> workload.config.d_ff, again["embed"].dims
     (128, (vocab=256, model=64))
 
-    `directory` has config.json and safetensors files. The parameters have the dtype of the file (`dtype` in
-    config.json, else float32), or `dtype`; products are computed in it too. They are sharded on `mesh` as `layout`
-    says, or as the inputs `params` of `program`; without both, they are on one device. Each process reads only the
-    blocks of its devices, so no host holds the model. Raises `CheckpointError` with all problems: tensors that are
+    `directory` has config.json and safetensors files, whose dtype is `dtype` in config.json, else float32. From files
+    in 16 bits, parameters are float32 (master weights, which small updates change) and products are computed in
+    bfloat16; from others, both are in the dtype of the files. `dtype` is another dtype of both, "stored" that of the
+    files, for inference; `compute_dtype` is another dtype of the products. The parameters are sharded on `mesh` as
+    `layout` says, or as the inputs `params` of `program`; without both, they are on one device. Each process reads only
+    the blocks of its devices, so no host holds the model. Raises `CheckpointError` with all problems: tensors that are
     missing, unknown or of another shape, and values of config.json that the model does not support.
     """
     check_no_url(directory)
@@ -60,7 +63,7 @@ def import_hugging_face(
     _check_kind(folder, workload, table, values)
     stored = _renamed(open_directory(folder), table.base)
     hub = HubConfig(values, tensors=stored)
-    configured = _configured(workload, table, hub, dtype)
+    configured = _configured(workload, table, hub, _dtypes(hub.dtype, dtype, compute_dtype))
     if not hub.complete:
         _refuse(folder, workload, [*hub.problems, "the tensors were not checked, since their sizes are unknown"])
     rules = rules_of(configured, table)
@@ -94,14 +97,23 @@ def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping
         raise CheckpointError(f"{folder} is a model of type {show(kind)}, and {workload.name} reads {known!r}")
 
 
-def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtype: str | None) -> Any:
+def _dtypes(stored: str, dtype: str | None, compute_dtype: str | None) -> tuple[str, str]:
+    """The dtypes of parameters and of products, for files of a dtype and the two that were asked for."""
+    narrow = dtype is None and stored in ("float16", "bfloat16")
+    param = "float32" if narrow else stored if dtype in (None, "stored") else dtype
+    found = param, compute_dtype or ("bfloat16" if narrow else param)
+    for each in found:
+        if each not in _FLOATS:
+            raise ShapeError(f"weights of dtype {each!r} are not supported; known: {', '.join(_FLOATS)}")
+    return found
+
+
+def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtypes: tuple[str, str]) -> Any:
     """The workload with the values of config.json."""
-    dtype = dtype or hub.dtype
-    if dtype not in _FLOATS:
-        raise ShapeError(f"weights of dtype {dtype!r} are not supported; known: {', '.join(_FLOATS)}")
-    settings = {"param_dtype": dtype, "compute_dtype": dtype, **table.read_config(hub, workload.config)}
-    if dtype == "float64":
-        settings["reduce_dtype"] = dtype
+    param, compute = dtypes
+    settings = {"param_dtype": param, "compute_dtype": compute, **table.read_config(hub, workload.config)}
+    if param == "float64":
+        settings["reduce_dtype"] = param
     return workload.replace(**settings)
 
 

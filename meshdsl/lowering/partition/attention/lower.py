@@ -238,7 +238,7 @@ def merged(call: AttentionCall) -> None:
     """Add the attention of each device to its own keys, and the sum of the results."""
     eqn, scope = call.eqn, call.scope
     ins, (out, lse) = call.ins(), eqn.outs
-    parts = Dim(f"{call.how.keys}__parts", call.count)
+    parts = scope.fresh_dim(f"{call.how.keys}__parts", call.count)
     wide = {**eqn.params, "how": dataclasses.replace(call.how, wide=True), "parts": parts}
     types = [Type((*v.dims, parts), wide_dtype(v.dtype)) for v in eqn.outs]
     part_eqn = Eqn(ATTENTION_PART, tuple(ins), (), wide, eqn.where, eqn.backward)

@@ -143,7 +143,7 @@ class _Ring:
 
     def loop(self, ins: Sequence[Var], held: Sequence[Var], sums: Sequence[Var]) -> tuple[list[Var], list[Var]]:
         """Add the loop of all turns but the last; returns the blocks and the sums after it."""
-        dim = Dim("turn", self.hops)
+        dim = self.scope.fresh_dim("turn", self.hops)
         turns = Var((dim,), np.dtype(np.int32))
         self.scope.add(IOTA, [], [turns], self.eqn, dim=dim, dtype=turns.dtype)
         moving = self.moving()
@@ -219,7 +219,7 @@ def _moved(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, routes: list[tu
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n, stored = mesh.count(axes), extents.padded(dim)
     size = stored // n // 2
-    half = Dim(f"{dim.name}__half", stored // 2)
+    half = scope.fresh_dim(f"{dim.name}__half", stored // 2)
     cause = Cause(Because.BALANCE, eqn.operation.name, (dim.name,))
     came = [
         sent_rows(scope, eqn, x, dim, half, [k * size] * n, Exchange(half.name, axes, route), cause)
