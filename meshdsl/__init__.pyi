@@ -181,3 +181,4 @@ __version__: str
 __all__: list[str]
 _HOMES: dict[str, tuple[str, ...]]
 _MODULES: dict[str, str]
+_UNLISTED: dict[str, str]
