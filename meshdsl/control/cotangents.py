@@ -76,9 +76,11 @@ def copies(eqn: Eqn, moving: Sequence[Var]) -> bool:
         return False
     if op is CAST or op.linear in (Linear.JOINT, Linear.PADDED):
         return True
-    if op.fuses is not Fuses.MAP or len(moving) > 1 or eqn.ins.count(moving[0]) > 1:
+    if op.fuses is not Fuses.MAP or len(moving) != 1:
         return False
-    return op.linear is Linear.EACH or (op.linear is Linear.RATIO and eqn.ins[0] is moving[0])
+    (v,) = moving
+    scales = op.linear is Linear.EACH or (op.linear is Linear.RATIO and eqn.ins[0] is v)
+    return scales and eqn.ins.count(v) == 1
 
 
 def _elements(v: Var) -> int:

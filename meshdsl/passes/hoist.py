@@ -108,8 +108,11 @@ def _only_cast(body: Graph, v: Var) -> Eqn | None:
 def _scaled_before(loop: Eqn, of: Collection[Var]) -> tuple[list[Eqn], Eqn]:
     """What casts and scales the layers of inputs in `of`, on their stacks, and the loop that takes the results."""
     before: list[Eqn] = []
-    for v in dict.fromkeys(loop.ins) if loop.scan is not None else ():
-        if v in of and loop.ins.count(v) == 1 and (moved := _scaled_out(loop, loop.scan, v)) is not None:
+    for v in dict.fromkeys(loop.ins):
+        scan = loop.scan
+        if scan is None or v not in of or loop.ins.count(v) > 1:
+            continue
+        if (moved := _scaled_out(loop, scan, v)) is not None:
             eqns, loop = moved
             before += eqns
     return before, loop

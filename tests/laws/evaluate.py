@@ -76,5 +76,5 @@ def operations(graph: Graph) -> set[Op]:
 
 def gradient(graph: Graph) -> tuple[Graph, list[int]]:
     """The graph and its pullback as one graph, and the operands that got a cotangent; see `vjp_of_graph`."""
-    joint, _, want = vjp_of_graph(graph, [True] * len(graph.ins))
+    joint, _, want = vjp_of_graph(graph, [True] * len(graph.ins), [True] * len(graph.outs))
     return joint, want

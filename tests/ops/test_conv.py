@@ -147,7 +147,7 @@ def numpy_pullback(call: Callable[..., Any], arrays: Sequence[np.ndarray], order
     shapes = [[md.Dim(n, m) for n, m in zip(o, x.shape, strict=True)] for o, x in zip(orders, arrays, strict=True)]
     specs = [md.spec(shape, "float64") for shape in shapes]
     graph, _, _ = trace(call, specs)
-    joint, _, _ = vjp_of_graph(graph, [True] * len(specs))
+    joint, _, _ = vjp_of_graph(graph, [True] * len(specs), [True])
     sizes = [d.size for d in graph.outs[0].dims]
     return run(joint, [*arrays, cotangent(sizes)], backend.NumPy)
 

@@ -127,13 +127,15 @@ def test_accumulate_in_bfloat16_reduces_each_weight_once(mode: str, reduce: str)
     compiled = md.compile(step, "rows:4", "batch:rows", weight_update=mode)
     specs = workload.specs()
     records = compiled.program(*specs).collectives
-    assert all(r.count == 1 for r in records), [r for r in records if r.count > 1]
+    # each part divides the sum of its losses by the number of its targets, which are complete then
+    assert all(r.count == 1 for r in records if r.shape), [r for r in records if r.count > 1]
+    records = [r for r in records if r.shape]
     kinds = Counter(r.kind for r in records)
     weights = len(jax.tree.leaves(specs[0]))
     if mode == "replicated":
-        assert kinds == {"all_reduce": weights + 1}  # and the loss
+        assert kinds == {"all_reduce": weights}
     else:
-        assert kinds == {"reduce_scatter": weights, "all_gather": weights, "all_reduce": 1}
+        assert kinds == {"reduce_scatter": weights, "all_gather": weights}
         assert all(d.sharded for d in compiled.weight_update.decisions)
 
 
