@@ -96,7 +96,7 @@ def test_merges_beside_dims_of_size_one(layout: str, into: str) -> None:
 @pytest.mark.parametrize(
     ("dims", "into", "mesh", "layout"),
     [
-        ("x:4 y:4", "y:4 x:4", "a:3 b:2", "x:b; y:a"),
+        ("x:4 y:8", "y:4 x:8", "a:3 b:2", "x:b; y:a"),
         ("x:6 y:2 z:2 w:3", "w:2 x:6 y:3 z:2", "a:3 b:2", "w:a,b"),
         ("x:5 y:8 z:2 w:2", "y:5 x:2 z:2 w:8", "a:3 b:4", "w:a; x:b"),
         ("x:6 y:6 z:3", "z:36 x:3", "a:3 b:4", "x:b"),

@@ -33,7 +33,7 @@ def test_whole_dims_splits_a_dim_that_only_one_of_two_readers_needs_whole() -> N
         update = md.reshape(x, "memory:4 head:6")
         return md.dynamic_update_slice(cache, update * 2, "memory", position), update
 
-    args = md.spec("memory:8 head:6"), md.spec("head:6 memory:4"), md.spec("", "int32")
+    args = md.spec("memory:8 head:6"), md.spec("head:12 memory:2"), md.spec("", "int32")
     program = md.compile(both, "all:2", "memory:all").program(*args)
     assert program.outs[1].sharding.axes("memory") == ("all",)
 
