@@ -94,6 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cost.network": ("place",),
     "compile.plan": ("Plan",),
     "compile": ("Compiled", "compile", "host_devices"),
+    "compile.check_gradients": ("check_gradients",),
     "compile.jaxify": ("jaxify",),
     "updates.weight_update": ("WeightUpdate",),
     "overlap.values": ("Overlap",),
@@ -108,18 +109,19 @@ _MODULES = {
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
-    "train": "train",
 }  # public names that are modules
+_UNLISTED = {"train": "train"}  # the training runtime, which has a page of its own
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll] - names are looked up when used
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES or name in _PUBLIC:
+    modules = {**_MODULES, **_UNLISTED}
+    if name in modules or name in _PUBLIC:
         importlib.import_module(f"{__name__}.errors.jax_version").check_jax()
-    if name in _MODULES:
-        setattr(sys.modules[__name__], name, importlib.import_module(f"{__name__}.{_MODULES[name]}"))
+    if name in modules:
+        setattr(sys.modules[__name__], name, importlib.import_module(f"{__name__}.{modules[name]}"))
         return sys.modules[__name__].__dict__[name]
     if name in _PUBLIC:
         if _PUBLIC[name].startswith("trace."):

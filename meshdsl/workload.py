@@ -130,7 +130,9 @@ class Workload:
         def train_step(
             params: Any, state: Any, batch: Any, *key: md.Tensor, remat: str = "model", microbatches: int = 1
         ) -> tuple[Any, Any, dict[str, md.Tensor]]:
-            (loss, (metrics, statistics)), grads = self._gradients(remat, microbatches)(params, batch, *key)
+            moving = {path: p for path, p in params.items() if not optimizer.frozen(path)}
+            still = {path: p for path, p in params.items() if path not in moving}
+            (loss, (metrics, statistics)), grads = self._gradients(remat, microbatches)(moving, still, batch, *key)
             new, state_after = optimizer.update(grads, state, params)
             updated = _replaced(new, statistics), state_after
             if not guard:
@@ -143,9 +145,12 @@ class Workload:
         return train_step
 
     def _gradients(self, remat: str, microbatches: int) -> Callable[..., Any]:
-        """The function `(params, batch[, key]) -> ((loss, (metrics, statistics)), gradients)`."""
+        """The function `(trained, frozen, batch[, key]) -> ((loss, (metrics, statistics)), gradients)`."""
         workload = self._with_remat(remat)
-        loss_of = workload.loss(workload.config)
+        of_params = workload.loss(workload.config)
+
+        def loss_of(params: dict[str, md.Tensor], frozen: dict[str, md.Tensor], *rest: Any) -> Any:
+            return of_params({**params, **frozen}, *rest)
 
         def with_metrics(params: dict[str, md.Tensor], *rest: Any) -> tuple[md.Tensor, Any]:
             loss, metrics, statistics = _parts(loss_of(params, *rest))
@@ -158,7 +163,7 @@ class Workload:
         )
 
     def _accumulated(
-        self, n: int, loss_of: Callable[..., Any], params: Any, batch: Mapping[str, md.Tensor], *key: md.Tensor
+        self, n: int, loss_of: Callable[..., Any], params: Any, frozen: Any, batch: Mapping[str, Any], *key: md.Tensor
     ) -> Any:
         """The loss, metrics, statistics and gradients of n micro-batches.
 
@@ -171,7 +176,7 @@ class Workload:
         found: list[Any] = []
 
         def counts_of(rows: Mapping[str, md.Tensor]) -> list[Any]:
-            found[:] = _parts(loss_of(params, {**batch, **split.joined(rows)}, *key))
+            found[:] = _parts(loss_of(params, frozen, {**batch, **split.joined(rows)}, *key))
             return [term.count for term in found[0].terms]
 
         counts = md.accumulate(counts_of, split.rows, 1, split.dim)
@@ -183,7 +188,7 @@ class Workload:
             own_key = [md.random.fold_in(k, number[0]) for k in key]
 
             def share(params: Any) -> tuple[md.Tensor, Any]:
-                loss, metrics, statistics = _parts(loss_of(params, {**batch, **split.joined(rows)}, *own_key))
+                loss, metrics, statistics = _parts(loss_of(params, frozen, {**batch, **split.joined(rows)}, *own_key))
                 totals = loss.of_terms(lambda t: dataclasses.replace(t, count=None))  # the counts are known
                 joined = [sums.of_terms(lambda t: t.part(index, n)) for sums in (totals, *metrics.values())]
                 return loss.share(n, counts), (joined, {path: x / n for path, x in statistics.items()})

@@ -13,13 +13,16 @@ import meshdsl as md
 STUB = Path(md.__file__).with_suffix(".pyi")
 HEAD = '''"""The public names, for type checkers; generated from `meshdsl/__init__.py` by `python -m tests.stub`."""
 '''
-VARIABLES = ("__version__: str", "__all__: list[str]", "_HOMES: dict[str, tuple[str, ...]]", "_MODULES: dict[str, str]")
+VARIABLES = (
+    "__version__: str", "__all__: list[str]", "_HOMES: dict[str, tuple[str, ...]]", "_MODULES: dict[str, str]",
+    "_UNLISTED: dict[str, str]",
+)  # fmt: skip
 
 
 def text() -> str:
     """The content of the stub."""
     places = [(home, name, name) for home, names in md._HOMES.items() for name in names]
-    for name, home in md._MODULES.items():
+    for name, home in {**md._MODULES, **md._UNLISTED}.items():
         package, _, module = home.rpartition(".")
         places.append((package, module, name))
     lines = [f"from .{home} import {name} as {public}" for home, name, public in sorted(places)]

@@ -54,6 +54,7 @@ ORDER = [
 IN_THE_LANGUAGE = [
     "nn",
     "optim",
+    "metric",
     "workload",
     "train",
     "models",

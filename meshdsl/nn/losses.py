@@ -84,8 +84,9 @@ def softmax_cross_entropy(
     shift = md.stop_gradient(md.max(logits, classes))
     shifted = logits - shift
     ignored = _ignored(targets, ignore)
-    if ignored is not None:
-        shifted = md.where(ignored, 0, shifted)  # here, and not only at the end: 0 times an infinite gradient is NaN
+    if ignored is not None:  # here, and not only at the end: 0 times an infinite gradient is NaN
+        everywhere = md.prefer(md.broadcast(targets, logits.dims), *order)  # one gather of targets, for the classes too
+        shifted = md.where(everywhere == ignore, 0, shifted)
     is_target = md.prefer(md.one_hot(targets, classes, bool), *order)
     sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(is_target, shifted, 0), classes)]
     if label_smoothing:

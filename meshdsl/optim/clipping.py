@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import meshdsl as md
 
-from .optimizers import Optimizer, recorded
+from .optimizers import Optimizer, of_trained, recorded
 from .per_tensor import root_of_squares, squares, wide
 
 
@@ -63,6 +63,8 @@ def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
     >>> params = {"w": md.tensor([0.0, 0.0], "io")}
     >>> optimizer.update({"w": md.tensor([3.0, 4.0], "io")}, optimizer.init(params), params)[0]["w"]
     tensor(float32[io=2], [-0.6 -0.8])
+
+    Gradients of parameters that the optimizer freezes do not count (`with_frozen`).
     """
 
     _check_norm("with_clipping", max_norm)
@@ -70,4 +72,4 @@ def with_clipping(optimizer: Optimizer, max_norm: float) -> Optimizer:
     def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
         return optimizer.update(clip_by_global_norm(grads, max_norm)[0], state, params)
 
-    return Optimizer(optimizer.init, update)
+    return of_trained(Optimizer(optimizer.init, update), optimizer.frozen)

@@ -18,7 +18,7 @@ import jax
 import meshdsl as md
 
 from .checks import LearningRate, check_state_dtype, check_update, checked_decays, checked_rate
-from .optimizers import Optimizer, adamw, cast_as, rate_of, recorded, zero, zeros_like
+from .optimizers import Optimizer, adamw, cast_as, of_trained, rate_of, recorded, zero, zeros_like
 from .per_tensor import Chosen, every, norm, own_dims, path_of, wide
 
 
@@ -70,8 +70,9 @@ def muon(
 
     `scale` is sqrt(max(1, outputs / inputs)) (Jordan et al.), or with `rms` it is rms sqrt(max(inputs, outputs)), so
     that updates have that root mean square, 0.2 as in AdamW (Liu et al., 2025, equation 4). `coefficients` are c0, c1
-    and c2. Raises `ShapeError` at `init` if an entry of `matrices` matches no parameter, or names dims that the weight
-    does not have, and if no weight is a matrix. m has `state_dtype`; see `adamw`.
+    and c2. m has `state_dtype`; see `adamw`. A parameter that `others` freezes (`with_frozen`) is frozen here too.
+    Raises `ShapeError` at `init` if an entry of `matrices` matches no parameter, or names dims that the weight does not
+    have, and if no weight is a matrix.
     """
     checked_rate(learning_rate)
     checked_decays(beta=beta)
@@ -103,7 +104,7 @@ def muon(
         params = jax.tree_util.tree_map_with_path(lambda keys, _: new[path_of(keys)], params)
         return params, {"step": state["step"] + 1, "m": cast_as(m, state["m"]), "others": others_state}
 
-    return Optimizer(init, update)
+    return of_trained(Optimizer(init, update), rest.frozen)
 
 
 def _matrices(params: Any, rules: Mapping[str, str | None], stacked: str) -> dict[str, Matrix]:

@@ -19,7 +19,7 @@ import jax
 import meshdsl as md
 
 from .checks import LearningRate, check_state_dtype, check_update, checked_decays, checked_rate, is_tensor
-from .per_tensor import Chosen, every, path_of, wide
+from .per_tensor import Chosen, every, none, path_of, wide
 
 P = ParamSpec("P")
 
@@ -38,14 +38,60 @@ class Optimizer:
     >>> params = {"w": md.tensor([1.0, 2.0], "io")}
     >>> optimizer.update({"w": md.tensor([3.0, -4.0], "io")}, optimizer.init(params), params)[0]
     {'w': tensor(float32[io=2], [0.9 2.1])}
+
+    `frozen(path)` is true for parameters that `update` leaves unchanged, whatever their gradients: `with_frozen` sets
+    it, and wrappers pass it on. They keep no state for these parameters and clip without their gradients. A step of a
+    workload does not compute these gradients, and passes the others only.
     """
 
     init: Callable[[Any], dict[str, Any]]
     update: Callable[[Any, dict[str, Any], Any], tuple[Any, dict[str, Any]]]
+    frozen: Chosen = none
 
     def __reduce__(self) -> Any:
         """For `pickle` and copies: the call that made it, or its functions."""
-        return getattr(self, "made", None) or (Optimizer, (inspect.unwrap(self.init), inspect.unwrap(self.update)))
+        functions = inspect.unwrap(self.init), inspect.unwrap(self.update), self.frozen
+        return getattr(self, "made", None) or (Optimizer, functions)
+
+
+def name_of(optimizer: Optimizer) -> str:
+    """The functions that made an optimizer, such as `with_clipping(adam)`.
+
+    >>> import meshdsl as md
+    >>> name_of(md.optim.with_clipping(md.optim.adam(1e-3), 1.0))
+    'with_clipping(adam)'
+    """
+    made = getattr(optimizer, "made", None)
+    if made is None:
+        return "Optimizer"
+    inside = [name_of(x) for x in (*made[0].args, *made[0].keywords.values()) if isinstance(x, Optimizer)]
+    return made[0].func.__name__ + (f"({', '.join(inside)})" if inside else "")
+
+
+def trained(frozen: Chosen, tree: Any) -> Any:
+    """The leaves that are not frozen, by path; the tree itself if `frozen` accepts no path."""
+    if frozen is none:
+        return tree
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_tensor)
+    return {path_of(keys): x for keys, x in leaves if not frozen(path_of(keys))}
+
+
+def of_trained(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
+    """The optimizer of the parameters that are not frozen: it never sees the others, nor their gradients."""
+    if frozen is none:
+        return optimizer
+
+    def init(params: Any) -> dict[str, Any]:
+        moving = trained(frozen, params)
+        if jax.tree.leaves(params) and not moving:
+            raise md.ShapeError("md.optim.with_frozen: every parameter is frozen, so that nothing would be trained")
+        return optimizer.init(moving)
+
+    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
+        new, state = optimizer.update(trained(frozen, grads), state, trained(frozen, params))
+        return jax.tree_util.tree_map_with_path(lambda keys, p: new.get(path_of(keys), p), params), state
+
+    return Optimizer(init, update, frozen)
 
 
 def recorded(make: Callable[P, Optimizer]) -> Callable[P, Optimizer]:

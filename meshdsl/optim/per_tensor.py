@@ -33,6 +33,15 @@ def every(path: str) -> bool:
     return True
 
 
+def none(path: str) -> bool:
+    """Accepts no path.
+
+    >>> none("layer/bias")
+    False
+    """
+    return False
+
+
 def path_of(keys: Any) -> str:
     """The path of a leaf as in layouts and checkpoints: `layer/w`."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")

@@ -10,8 +10,8 @@ import jax
 import meshdsl as md
 
 from .checks import check_update
-from .optimizers import Optimizer, recorded, zero, zeros_like
-from .per_tensor import Chosen, path_of, wide
+from .optimizers import Optimizer, of_trained, recorded, zero, zeros_like
+from .per_tensor import Chosen, wide
 
 
 def _joined(name: str, state: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
@@ -34,26 +34,12 @@ def with_frozen(optimizer: Optimizer, frozen: Chosen) -> Optimizer:
     >>> optimizer.update(params, optimizer.init(params), params)[0]
     {'embed': tensor(float32[a=1], [1.]), 'w': tensor(float32[a=1], [0.9])}
 
-    It stores no moments for them, and what only their gradients need is not computed: it is removed as dead code.
+    It stores no moments for them, and what only their gradients need is not computed: it is removed as dead code. Other
+    wrappers respect this in any order: `with_clipping(with_frozen(...))` clips by the norm of the other gradients.
     Raises `ShapeError` at the first `init` if every parameter is frozen.
     """
-
-    def trained(tree: Any) -> dict[str, md.Tensor]:
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {path_of(keys): x for keys, x in leaves if not frozen(path_of(keys))}
-
-    def init(params: Any) -> dict[str, Any]:
-        moving = trained(params)
-        if not moving:
-            raise md.ShapeError("md.optim.with_frozen: every parameter is frozen, so that nothing would be trained")
-        return optimizer.init(moving)
-
-    def update(grads: Any, state: dict[str, Any], params: Any) -> tuple[Any, dict[str, Any]]:
-        check_update(params, grads, state, init)
-        new, state = optimizer.update(trained(grads), state, trained(params))
-        return jax.tree_util.tree_map_with_path(lambda keys, p: new.get(path_of(keys), p), params), state
-
-    return Optimizer(init, update)
+    inside = optimizer.frozen
+    return of_trained(optimizer, lambda path: frozen(path) or inside(path))
 
 
 @recorded
@@ -68,7 +54,8 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
     (tensor(float32[a=1], [0.]), tensor(float32[a=1], [0.5]))
 
     After each update, `average` becomes `decay * average + (1 - decay) * params`. It begins as the initial parameters,
-    in at least float32, and is sharded like them. Raises `ShapeError` for a decay outside 0 to 1.
+    in at least float32, and is sharded like them; frozen parameters have none, so evaluate with
+    `{**params, **state["average"]}`. Raises `ShapeError` for a decay outside 0 to 1.
     """
     if not 0 <= decay <= 1:
         raise md.ShapeError(f"the decay of md.optim.with_average is from 0 to 1, got {decay}")
@@ -84,7 +71,7 @@ def with_average(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
         average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * md.cast(p, a.dtype), state["average"], params)
         return params, {**inner, "average": average}
 
-    return Optimizer(init, update)
+    return of_trained(Optimizer(init, update), optimizer.frozen)
 
 
 @recorded
@@ -102,8 +89,8 @@ def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
     tensor(float32[a=1], [-1.])
 
     `state["step"]` counts updates, `state["part"]` the calls since the last one. Gradients are reduced in every call;
-    `md.accumulate` inside one step reduces them once, so prefer it where the batch is at hand. Raises `ShapeError` for
-    steps below 1.
+    `md.accumulate` inside one step reduces them once, so prefer it where the batch is at hand. A run may go on with
+    other `steps`: an update has the mean of the gradients since the last one. Raises `ShapeError` for steps below 1.
     """
     if isinstance(steps, bool) or steps < 1:
         raise md.ShapeError(f"md.optim.with_accumulation needs steps of at least 1, got {steps!r}")
@@ -117,13 +104,15 @@ def with_accumulation(optimizer: Optimizer, steps: int) -> Optimizer:
         inner = {key: value for key, value in state.items() if key not in ("part", "total")}
         total = jax.tree.map(lambda t, g: t + md.cast(g, t.dtype), state["total"], grads)
 
+        count = state["part"] + 1
+
         def apply(params: Any, inner: Any, total: Any) -> Any:
-            mean = jax.tree.map(lambda t: t / steps, total)
+            mean = jax.tree.map(lambda t: t / md.cast(count, t.dtype), total)
             params, inner = optimizer.update(mean, inner, params)
             return params, inner, jax.tree.map(lambda t: md.zeros(t.dims, t.dtype), total)
 
-        last = state["part"] == steps - 1
+        last = count >= steps  # a state that was saved with more steps may have more parts
         params, inner, total = md.cond(last, apply, lambda *same: same, params, inner, total, frequency=1 / steps)
-        return params, {**inner, "part": (state["part"] + 1) % steps, "total": total}
+        return params, {**inner, "part": md.where(last, 0, count), "total": total}
 
-    return Optimizer(init, update)
+    return of_trained(Optimizer(init, update), optimizer.frozen)

@@ -5,7 +5,9 @@ Neither library is imported: the adapters call methods of the objects that they 
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,15 +52,16 @@ def from_datasets(
 
     Rows have columns of equal shapes; `columns` selects some. A `Dataset` is shuffled anew in every epoch, by seed and
     epoch, so that a batch depends on the step alone. A stream is read in its own order, once an epoch, and its state is
-    saved with every checkpoint; a stream with a shuffle buffer is refused, because `datasets` does not save the buffer.
-    Raises `MeshdslError` for data with fewer rows than a batch.
+    saved with every checkpoint. Its first batches are read to try this: a stream that does not continue exactly from a
+    saved position is refused, such as one with a shuffle buffer, whose content `datasets` does not save. Raises
+    `MeshdslError` for data with fewer rows than a batch.
     """
     if not isinstance(batch, int) or batch < 1:
         raise md.MeshdslError(f"batch is a number of rows of at least 1, got {batch!r}")
     if not hasattr(train, "load_state_dict"):
         return _Rows(train, held_out, batch, seed, columns)
-    _check_exact(train)
     kind = {"kind": "datasets, streamed", "batch": batch}
+    _check_exact(train)
     first = None if held_out is None else _stream(held_out, batch, columns)
     return Iterated(_Streamed(_stream(train, batch, columns)), _held_out(first), lambda: kind)
 
@@ -129,16 +132,56 @@ def _stream(rows: Any, batch: int, columns: Sequence[str] | None) -> Any:
     return chosen.with_format("numpy").batch(batch, drop_last_batch=True)
 
 
+def _stages(stage: Any) -> Iterator[tuple[Any, bool]]:
+    """The parts of a stream that have a position, and whether they are datasets that it interleaves or concatenates."""
+    for value in vars(stage).values() if hasattr(stage, "__dict__") else ():
+        for inner in value if isinstance(value, list | tuple) else [value]:
+            if hasattr(inner, "load_state_dict") and hasattr(inner, "__iter__"):
+                yield inner, inner is not value
+                yield from _stages(inner)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """True for rows of equal values; NaN is equal to itself."""
+    if isinstance(a, Mapping):
+        return isinstance(b, Mapping) and a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return repr(a) == repr(b)
+
+
+def _rows_of(rows: Any) -> _Streamed:
+    """A stream of single rows, beside the one that is given."""
+    return _Streamed(copy.deepcopy(rows))
+
+
 def _check_exact(rows: Any) -> None:
-    """Raises `MeshdslError` if a stream has a shuffle buffer, which is a stage of its own in the chain of stages."""
-    stage = getattr(rows, "_ex_iterable", None)
-    while stage is not None:
-        if "BufferShuffled" in type(stage).__name__:
-            raise md.MeshdslError(
-                "the stream has a shuffle buffer, whose content is not saved, so no run could resume exactly\n"
-                "  shuffle the files instead, or load the data without streaming=True"
-            )
-        stage = getattr(stage, "ex_iterable", None)
+    """Raises `MeshdslError` unless a stream that goes to a saved position reads what the first one read from there.
+
+    It is tried: which stages save their position exactly, no list of classes could tell. Datasets that are interleaved
+    or concatenated are tried alone as well, because the whole stream may reach them only after many rows; and a buffer
+    is exact until it was full once.
+    """
+    whole = getattr(rows, "_ex_iterable", None)
+    stages = [stage for stage, _ in _stages(whole)]
+    largest = max((getattr(stage, "buffer_size", 0) for stage in [whole, *stages]), default=0)
+    for part in [rows, *(type(rows)(ex_iterable=stage) for stage, joined in _stages(whole) if joined)]:
+        first = 0
+        ahead = _rows_of(part)
+        for position in (1, 12, 48, *([largest + 60] if largest > 1 else [])):
+            for _ in range(position - first):
+                next(ahead)
+            first = position + 8
+            behind, state = _rows_of(part), json.loads(json.dumps(ahead.get_state()))
+            behind.set_state(state)
+            for n in range(8):
+                expected, found = next(ahead), next(behind)
+                if not _equal(expected, found):
+                    raise md.MeshdslError(
+                        f"the stream does not continue where it was: row {position + n} differs after its position at "
+                        f"row {position} is restored, so no run could resume exactly\n"
+                        "  it has a shuffle buffer, whose content is not saved, perhaps in one of several datasets, or "
+                        "a map that draws random numbers\n"
+                        "  shuffle the files instead, or load the data without streaming=True"
+                    )
 
 
 class _Streamed:

@@ -20,6 +20,7 @@ import numpy as np
 import meshdsl as md
 
 from ..metric import Sums, on_host
+from ..optim.optimizers import name_of
 from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
 from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
@@ -44,6 +45,7 @@ def train(
     max_skips: int = 10,
     keep: Keeping | None = None,
     stop: Stop | None = None,
+    optimizer_changed: bool = False,
 ) -> Generator[Record]:
     """Trains until `steps` steps are done; returns an iterator of the run's records.
 
@@ -54,8 +56,9 @@ def train(
     and after the last step. If the seconds are known that the products of a step take at the devices' peak,
     `peak_seconds`, records have the model FLOP utilisation, `mfu`. A NaN or infinite loss or gradient raises
     `NonFiniteLoss`; with `non_finite="skip"`, only after `max_skips` such steps in a row. With `keep`, the run resumes
-    from its newest checkpoint, and saves during training and after the last step. If `stop` reports a signal, the run
-    saves and raises `Stopped`.
+    from its newest checkpoint, and saves during training and after the last step. A run that would drop optimizer
+    state, or make new state for restored parameters, needs `optimizer_changed=True`, and otherwise raises `UsageError`.
+    If `stop` reports a signal, the run saves and raises `Stopped`.
     """
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
@@ -73,16 +76,30 @@ def train(
         started = time.perf_counter()
         description = described(batches)
         tree_specs = {"params": types[0], "state": types[1]}
-        restored = keep.restore(tree_specs, program, seed, batches, description) if keep else None
+        compared = {"rows": _rows(specs), "optimizer": name_of(workload.optimizer(workload.config))}
+        restored = (
+            keep.restore(
+                tree_specs, program, seed, batches, description, init=lambda params: _state(workload, plan, params),
+                optimizer_changed=optimizer_changed, **compared,
+            )
+            if keep
+            else None
+        )  # fmt: skip
         if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
         key = md.random.key(seed)
         state = restored[0] if restored else State(_initialise(workload, mesh, layout, key))
         yield _start(workload, plan, seed, types[0], description)
         if restored:
-            _, source, changed = restored
             left = max(steps - state.step, 0)
-            yield {"event": "resume", "step": state.step, "from": source, "changed": changed, "steps_left": left}
+            yield {
+                "event": "resume",
+                "step": state.step,
+                "from": restored.source,
+                "changed": restored.changed,
+                "optimizer_state": restored.optimizer_state,
+                "steps_left": left,
+            }
         loop = _Loop(
             workload=workload,
             plan=plan,
@@ -93,6 +110,7 @@ def train(
             specs=specs,
             targets=targets,
             description=description,
+            compared=compared,
             run=run,
             evaluate_step=md.compile(workload.eval_step(join=True), mesh, layout),
             keys=_Keys(key) if key_parameter else None,
@@ -136,6 +154,7 @@ class _Loop:
     specs: Mapping[str, Any]
     targets: Mapping[str, md.nn.losses.Targets]
     description: Mapping[str, Any] | None
+    compared: Mapping[str, Any]  # more values to store with every checkpoint
     run: Callable[..., Any]
     evaluate_step: Callable[..., Any]
     keys: _Keys | None
@@ -201,7 +220,8 @@ class _Loop:
             return
         started = time.perf_counter()
         position = position_of(self.batches)
-        saved = self.keep.save(self.state, self.seed, wait=wait, description=self.description, position=position)
+        stored = {"description": self.description, "position": position, **self.compared}
+        saved = self.keep.save(self.state, self.seed, wait=wait, **stored)
         self.save_due = not saved
         if saved:
             yield {"event": "save", "step": self.state.step, "seconds": time.perf_counter() - started}
@@ -324,6 +344,22 @@ def _initialise(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md
         return dict(zip(("params", "state"), workload.init(key), strict=True))  # the same paths as in the step
 
     return md.compile(init, mesh, layout)(key)
+
+
+def _state(workload: md.Workload, plan: md.Plan, params: Any) -> Any:
+    """The optimizer state of given parameters; each shard is created on its own device."""
+
+    def init(params: Any, key: md.Tensor) -> dict[str, Any]:
+        workload.init(key)  # dead code, which has all dims that the layout may name
+        return {"state": workload.optimizer(workload.config).init(params)}  # the same paths as in the step
+
+    return md.compile(init, plan.mesh, plan.layout)(params, md.random.key(0))["state"]
+
+
+def _rows(specs: Mapping[str, Any]) -> int:
+    """The number of rows of a batch: the size of the dim `batch`, else of the first dim."""
+    dims = [d for spec in specs.values() for d in spec.dims]
+    return next((d.size for d in [*(d for d in dims if d.name == "batch"), *dims]), 0)
 
 
 def _key(workload: md.Workload) -> inspect.Parameter | None:

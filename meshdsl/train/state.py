@@ -12,14 +12,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
 
 import meshdsl as md
 
 from ..errors import UsageError
+from ..optim.per_tensor import path_of
 from .iterators import go_to
 from .values import as_json
 
@@ -70,11 +73,12 @@ class Keeping:
         wait: bool,
         description: Mapping[str, Any] | None = None,
         position: Any = None,
+        **more: Any,
     ) -> bool:
         """Save the state; returns False, without saving, if an earlier save is running and `wait` is false.
 
         `description` is what the data says about itself, to compare when the run resumes; `position` is the state of
-        an iterator.
+        an iterator; `more` are values to compare, such as the rows of a batch.
         """
         data = {
             "step": state.step,
@@ -83,6 +87,7 @@ class Keeping:
             "skipped_in_a_row": state.skipped_in_a_row,
             **({"description": _short(description)} if description else {}),
             **({"position": position} if position is not None else {}),
+            **more,
         }
         key = md.random.key(seed)
         saved = self.checkpoints.save(
@@ -98,18 +103,21 @@ class Keeping:
         seed: int,
         batches: Any = None,
         description: Mapping[str, Any] | None = None,
-    ) -> tuple[State, str, list[str]] | None:
-        """The restored state, its directory, and what changed since it was saved (settings, data); None for a new run.
+        *,
+        init: Callable[[Any], Any] | None = None,
+        optimizer_changed: bool = False,
+        **more: Any,
+    ) -> Resumed | None:
+        """The restored run; None for a new run. `more` are the values that `save` stored, in this run.
 
-        Raises `UsageError` if the checkpoint does not match the run, and `CheckpointError` if no checkpoint is valid.
+        With `optimizer_changed`, optimizer state that `like` lacks is dropped, and `init(params)` makes what the
+        checkpoint lacks. Raises `UsageError` if the checkpoint does not match the run, and `CheckpointError` if no
+        checkpoint is valid.
         """
         source, step = self._source()
         if source is None:
             return None
-        try:
-            restored = source.restore(step, like=like, program=program)
-        except md.ShapeError as error:
-            raise self._other_model(source, step, error) from None
+        restored, changes_of_state = self._restored(source, step, like, program)
         own_steps = self.checkpoints.steps()
         if source is not self.checkpoints and own_steps:
             raise UsageError(
@@ -121,22 +129,58 @@ class Keeping:
                 f"{self.checkpoints.directory} has checkpoints after step {restored.step}, up to {own_steps[-1]}\n"
                 "  use another directory for this run, or remove them first"
             )
+        where = f"step {restored.step} of {source.directory}"
         data = restored.data if isinstance(restored.data, dict) else {}
         if any(type(data.get(name)) is not int for name in ("seed", "skipped", "skipped_in_a_row")):
-            raise UsageError(f"step {restored.step} of {source.directory} was not saved by `meshdsl train`")
+            raise UsageError(f"{where} was not saved by `meshdsl train`")
         if data["seed"] != seed:
             raise UsageError(
-                f"step {restored.step} of {source.directory} was trained with seed {data['seed']}, and this run has "
+                f"{where} was trained with seed {data['seed']}, and this run has "
                 f"{seed}\n  to continue with the same batches and random numbers, use --seed {data['seed']}"
             )
-        go_to(batches, data.get("position"), f"step {restored.step} of {source.directory}")
+        if changes_of_state.any and not optimizer_changed:
+            optimizers = _differences("optimizer", data.get("optimizer"), more.get("optimizer"))
+            raise UsageError(
+                "\n  ".join(
+                    [
+                        f"{where} has the state of another optimizer",
+                        *optimizers,
+                        str(changes_of_state),
+                        "to continue like this, use --optimizer-changed (optimizer_changed=True); otherwise use the "
+                        "saved optimizer, or another directory",
+                    ]
+                )
+            )
+        go_to(batches, data.get("position"), where)
         saved = restored.step if source is self.checkpoints else -1
-        state = State(restored.tree, restored.step, data["skipped"], data["skipped_in_a_row"], saved)
+        tree = changes_of_state.completed(restored.tree, like, init)
+        state = State(tree, restored.step, data["skipped"], data["skipped_in_a_row"], saved)
         changes = [
             *_changes(restored.config, self.config),
             *_differences("data", data.get("description"), _short(description)),
+            *_rows(restored.step, data, more, description),
+            *_differences("optimizer", data.get("optimizer"), more.get("optimizer")),
+            *([str(changes_of_state)] if changes_of_state.any else []),
         ]
-        return state, f"{source.directory}", changes
+        return Resumed(state, f"{source.directory}", changes, changes_of_state.to_dict())
+
+    def _restored(
+        self, source: md.Checkpoints, step: int | None, like: Any, program: md.Program
+    ) -> tuple[md.Restored, StateChanges]:
+        """What the checkpoint and the run both have, by path, and how their optimizer states differ."""
+        wanted = _by_path(like)
+        try:
+            restored = source.restore(step, like=wanted, program=program)
+        except md.ShapeError as error:
+            stored = source.restore(step, like={}).stored
+            both = {path: spec for path, spec in wanted.items() if _fits(stored.get(path), spec)}
+            if any(not path.startswith("state/") for path in wanted.keys() - both.keys()):
+                raise self._other_model(source, step, error) from None
+            restored = source.restore(step, like=both, program=program)
+        kept = [path for path in wanted if path in restored.tree]
+        made = [path for path in wanted if path not in restored.tree]
+        dropped = [path for path in restored.stored if path.startswith("state/") and path not in restored.tree]
+        return restored, StateChanges(kept, dropped, made)
 
     def _other_model(self, source: md.Checkpoints, step: int | None, error: md.ShapeError) -> UsageError:
         """The error for a checkpoint whose parameters or optimizer state differ from the run's."""
@@ -181,6 +225,81 @@ class Keeping:
         if os.path.exists(own.directory) and os.path.samefile(folder, own.directory):
             return own, step
         return md.Checkpoints(folder, report=own.report), step
+
+
+class Resumed(NamedTuple):
+    """A restored run: its state, its directory, and what changed since it was saved (settings, data, optimizer)."""
+
+    state: State
+    source: str
+    changed: list[str]
+    optimizer_state: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class StateChanges:
+    """The optimizer state that a run keeps from its checkpoint, drops, and makes anew, by path."""
+
+    kept: list[str]
+    dropped: list[str]
+    made: list[str]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.dropped or self.made)
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """The names of each, by what happens to them."""
+        return {name: _entries(getattr(self, name)) for name in ("kept", "dropped", "made")}
+
+    def __str__(self) -> str:
+        parts = [f"{name} {', '.join(entries) or 'none'}" for name, entries in self.to_dict().items()]
+        return f"optimizer state: {'; '.join(parts)}"
+
+    def completed(self, restored: Mapping[str, Any], like: Any, init: Callable[[Any], Any] | None) -> Any:
+        """The tree of the run, with the state that the checkpoint lacks made from the restored parameters."""
+
+        def tree(values: Mapping[str, Any]) -> Any:
+            return jax.tree_util.tree_map_with_path(lambda keys, _: values.get(path_of(keys)), like)
+
+        if not self.made or init is None:
+            return tree(restored)
+        made = _by_path({"state": init(tree(restored)["params"])})
+        return tree({**made, **restored})
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {path_of(keys): x for keys, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _fits(stored: Any, wanted: Any) -> bool:
+    return stored is not None and (set(stored.dims), stored.dtype) == (set(wanted.dims), wanted.dtype)
+
+
+def _entries(paths: list[str]) -> list[str]:
+    """The entries of optimizer state, with the number of parameters where there are several: `m of 8 parameters`."""
+    entries: dict[str, list[str]] = {}
+    for path in paths:
+        group, name, *parameter = path.split("/", 2)
+        if group == "state":
+            entries.setdefault(_shown(name), []).extend(_shown(each) for each in parameter)
+    return [
+        f"{name} of {len(of)} parameters" if len(of) > 3 else f"{name} of {' and '.join(of)}" if of else name
+        for name, of in entries.items()
+    ]
+
+
+def _rows(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], description: Any) -> list[str]:
+    """How many rows are skipped, or seen twice, because the size of a batch has changed."""
+    before, after = saved.get("rows"), now.get("rows")
+    ordered = isinstance(description, Mapping) and description.get("kind") in ("tokens", "datasets")
+    if type(before) is not int or type(after) is not int or before == after or "position" in saved:
+        return []
+    if isinstance(description, Mapping) and not ordered:
+        return [f"a batch had {before} rows, now it has {after}"]
+    rows = f"{abs(after - before) * step} rows are {'skipped' if after > before else 'seen twice'}"
+    unless = "" if ordered else ", if batches(split, step) reads rows in order"
+    return [f"a batch had {before} rows, now it has {after}: {rows}{unless}"]
 
 
 @contextlib.contextmanager

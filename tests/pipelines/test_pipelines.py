@@ -314,7 +314,7 @@ def test_a_weight_is_reduced_once_a_step(tied: bool, mesh: str, layout: str):
     program = md.compile(work.train_step(), plan=md.Plan(mesh, layout, microbatches=4)).program(*work.specs())
     outside = [eqn for eqn in program.eqns if eqn.sends and "data" in str(eqn.op)]
     inside = [eqn for loop in program.eqns for graph in loop.graphs().values() for eqn, _ in walk(graph) if eqn.sends]
-    assert len(outside) == len(work.specs()[0]) + 1  # and the loss
+    assert len(outside) == len(work.specs()[0]) + 2  # and the loss, and the number of targets
     assert not [str(eqn.op) for eqn in inside if "data" in str(eqn.op)]
     kinds = Counter(str(eqn.op).partition(" ")[0] for eqn in inside)
     assert kinds["permute"] == 4  # forward and backward, in the steady ticks and beside them
@@ -341,7 +341,11 @@ def test_a_sharded_update_gathers_and_scatters_each_weight_once_a_step(layers: i
     assert all(each.sharded for each in compiled.weight_update.decisions)
     kinds = Counter((record.kind, record.count) for record in program.collectives if "rows" in record.op.axes)
     weights = len(work.specs()[0])
-    assert kinds == {("all_gather", 1): weights, ("reduce_scatter", 1): weights, ("all_reduce", 1): 1}  # of the loss
+    assert kinds == {
+        ("all_gather", 1): weights,
+        ("reduce_scatter", 1): weights,
+        ("all_reduce", 1): 2,
+    }  # of the loss and of the number of targets
 
 
 @pytest.mark.parametrize("layout", ["layer:stages; batch:data", "layer:stages; batch:data; vocab:stages"])

@@ -139,3 +139,45 @@ def test_data_errors(tmp_path: Path):
         with pytest.raises(md.MeshdslError, match=message):
             call()
     assert isinstance(mapped(tmp_path), Iterated)
+
+
+def stream(first: int, count: int, shards: int = 2) -> Any:
+    rows = datasets.Dataset.from_dict({"x": [values(n) for n in range(first, first + count)]})
+    return rows.to_iterable_dataset(num_shards=shards)
+
+
+LONG, OTHER = stream(0, 400), stream(400, 90)
+STREAMS: dict[str, Any] = {
+    "interleaved": (datasets.interleave_datasets([LONG, OTHER]), True),
+    "by chance": (datasets.interleave_datasets([LONG, OTHER], probabilities=[0.4, 0.6], seed=1), True),
+    "concatenated": (datasets.concatenate_datasets([OTHER, LONG]), True),
+    "filtered": (LONG.filter(lambda row: row["x"][0] % 3 == 0).map(lambda row: {"x": row["x"]}), True),
+    "shuffled": (LONG.shuffle(seed=1, buffer_size=9), False),
+    "shuffled far": (LONG.shuffle(seed=1, buffer_size=150), False),
+    "interleaved shuffled": (datasets.interleave_datasets([LONG.shuffle(seed=1, buffer_size=9), OTHER]), False),
+    "interleaved shuffled last": (datasets.interleave_datasets([OTHER, LONG.shuffle(seed=1, buffer_size=9)]), False),
+    "concatenated shuffled": (datasets.concatenate_datasets([LONG.shuffle(seed=1, buffer_size=9), OTHER]), False),
+    "concatenated shuffled last": (datasets.concatenate_datasets([LONG, OTHER.shuffle(seed=1, buffer_size=9)]), False),
+    "nested": (
+        datasets.concatenate_datasets([OTHER, datasets.interleave_datasets([OTHER, LONG.shuffle(seed=1)])]), False,
+    ),
+    "random": (LONG.map(lambda row: {"x": [float(np.random.default_rng().random())] * len(row["x"])}), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_stream_resumes_exactly_or_is_refused(name: str):
+    rows, accepted = STREAMS[name]
+    if not accepted:
+        with pytest.raises(md.MeshdslError, match="the stream does not continue where it was"):
+            from_datasets(rows, batch=4)
+        return
+    data, other = from_datasets(rows, batch=4), from_datasets(rows, batch=4)
+    states, batches = [], []
+    for step in range(150):
+        states.append(data.train.get_state())
+        batches.append(data("train", step)["x"].tolist())
+    assert batches[:3] == [other("train", step)["x"].tolist() for step in range(3)], "the trial reads another stream"
+    for position in (0, 1, 7, 60, 99, 140):
+        other.train.set_state(states[position])
+        assert [other("train", 0)["x"].tolist() for _ in range(10)] == batches[position : position + 10]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import signal
@@ -291,3 +292,74 @@ def test_stop_of_two_processes_at_the_same_step(tmp_path: Path):
     assert step and all(f"Stopped: stopped by SIGTERM; step {step} is saved" in text for text in ended.said), ended.said
     records = run(ONE, step + 2, keeping(tmp_path / "c"))
     assert records[1]["step"] == step and len(losses(records)) == 2
+
+
+RATE = 0.01
+OPTIMIZERS: dict[str, Any] = {
+    "adam": lambda: md.optim.adam(RATE),
+    "sgd": lambda: md.optim.sgd(RATE),
+    "momentum": lambda: md.optim.momentum(RATE),
+    "lamb": lambda: md.optim.lamb(RATE),
+    "average": lambda: md.optim.with_average(md.optim.adam(RATE)),
+    "frozen": lambda: md.optim.with_frozen(md.optim.adam(RATE), lambda path: path == "w"),
+    "accumulation": lambda: md.optim.with_accumulation(md.optim.adam(RATE), 2),
+}
+CHANGES = [  # from, to, kept, dropped, made
+    ("adam", "sgd", ["step"], ["m of v and w", "v of v and w"], []),
+    ("average", "adam", ["m of v and w", "step", "v of v and w"], ["average of v and w"], []),
+    ("adam", "frozen", ["m of v", "step", "v of v"], ["m of w", "v of w"], []),
+    ("frozen", "adam", ["m of v", "step", "v of v"], [], ["m of w", "v of w"]),
+    ("sgd", "adam", ["step"], [], ["m of v and w", "v of v and w"]),
+    ("momentum", "lamb", ["m of v and w", "step"], [], ["v of v and w"]),
+    ("adam", "average", ["m of v and w", "step", "v of v and w"], [], ["average of v and w"]),
+    ("adam", "accumulation", ["m of v and w", "step", "v of v and w"], [], ["part", "total of v and w"]),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "kept", "dropped", "made"), CHANGES)
+def test_resume_with_another_optimizer_says_what_it_drops_and_makes(
+    tmp_path: Path, before: str, after: str, kept: list[str], dropped: list[str], made: list[str]
+):
+    def of(name: str) -> md.Workload:
+        return dataclasses.replace(tiny, optimizer=lambda c: OPTIMIZERS[name]())
+
+    def go(name: str, steps: int, **options: Any) -> Records:
+        return list(train(of(name), DATA, steps=steps, eval_batches=0, keep=keeping(tmp_path, 100), **options))
+
+    go(before, 3)
+    stored = md.Checkpoints(tmp_path).restore(3).tree
+    with pytest.raises(UsageError, match="has the state of another optimizer") as caught:
+        go(after, 3)
+    lists = {"kept": kept, "dropped": dropped, "made": made}
+    line = "optimizer state: " + "; ".join(f"{name} {', '.join(x) or 'none'}" for name, x in lists.items())
+    assert line in str(caught.value) and "--optimizer-changed" in str(caught.value)
+    resumed = go(after, 3, optimizer_changed=True)[1]
+    assert resumed["optimizer_state"] == lists and line in resumed["changed"]
+    records = go(after, 4, optimizer_changed=True)
+    found = md.Checkpoints(tmp_path).restore(4).tree
+    assert {p.split("/")[1] for p in found} == {"v", "w", *(e.split()[0] for e in (*kept, *made))}
+    assert len(losses(records)) == 1
+    if after == "average":  # it begins as the restored parameters
+        mean = 0.999 * stored["params/w"].numpy() + 0.001 * found["params/w"].numpy()
+        np.testing.assert_allclose(found["state/average/w"].numpy(), mean, rtol=1e-6)
+
+
+def test_resume_with_an_optimizer_of_the_same_state_names_it(tmp_path: Path):
+    run(DATA, 2, keeping(tmp_path, 100))
+    lamb = dataclasses.replace(tiny, optimizer=lambda c: OPTIMIZERS["lamb"]())
+    records = list(train(lamb, DATA, steps=3, eval_batches=0, keep=keeping(tmp_path, 100)))
+    assert records[1]["changed"] == ["optimizer was adam, now it is lamb"]
+    assert run(DATA, 4, keeping(tmp_path, 100))[1]["changed"] == ["optimizer was lamb, now it is adam"]
+
+
+@pytest.mark.parametrize(("now", "said"), [(8, "8 rows are skipped"), (2, "4 rows are seen twice"), (4, "")])
+def test_resume_with_another_batch_says_what_happens_to_rows(tmp_path: Path, now: int, said: str):
+    def of(batch: int) -> tuple[md.Workload, Any]:
+        rows = np.arange(120, dtype=np.float32).reshape(40, 3) / 100
+        return tiny.replace(batch=batch), lambda split, step: {"x": rows[np.arange(batch) + step * batch]}
+
+    for batch, steps in ((4, 2), (now, 3)):
+        workload, data = of(batch)
+        records = list(train(workload, DATA, steps=steps, eval_batches=0, batches=data, keep=keeping(tmp_path, 100)))
+    lines = [line for line in records[1]["changed"] if "rows" in line]
+    assert [said in line for line in lines] == ([True] if said else [])

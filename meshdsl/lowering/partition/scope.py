@@ -164,6 +164,8 @@ class Scope:
         copy = wide_copies(self.graph).get(v)
         if copy is None or target.partial or any(x.sharding.partial or x.sharding == target for x in self.versions[v]):
             return None
+        if any(target.axes(d) for d in copy.whole):
+            return None
         values = [(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in (copy.source, *copy.scales)]
         if any(x not in self.unmaterialized and (x not in self.versions or self.is_pending(x)) for x, _ in values):
             return None

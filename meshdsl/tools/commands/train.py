@@ -100,6 +100,7 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
         "--keep": options.keep is not None,
         "--resume": options.resume is not None or saving.resume not in ("auto", "never"),
         "--take-over": saving.take_over,
+        "--optimizer-changed": options.optimizer_changed,
     }
     if saving.directory is None and any(used.values()):
         raise UsageError(
@@ -177,6 +178,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             max_skips=chosen.max_skips,
             keep=_run_checkpoints(settings, report if is_first else lambda line: None) if stop is not None else None,
             stop=stop,
+            optimizer_changed=options.optimizer_changed,
         )
         stack.enter_context(contextlib.closing(records))
         with _workload_errors(settings), _device_errors():

@@ -59,6 +59,11 @@ def train_options(parser: argparse.ArgumentParser) -> None:
         "from this step or checkpoint directory",
     )
     option(
+        "--optimizer-changed",
+        action="store_true",
+        help="resume although optimizer state is dropped, or made anew, because the optimizer is another one",
+    )
+    option(
         "--take-over",
         action="store_true",
         default=None,

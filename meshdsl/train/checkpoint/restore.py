@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import CheckpointError
+from ...ir import Type
 from ...layouts import Layout, Mesh
 from ...lowering import Program
 from ...trace import KEY_WORD, Tensor, spec_of, tensor, tree
@@ -25,7 +26,8 @@ class Restored:
     """The result of `Checkpoints.restore`.
 
     `tree` has the structure of `like`, with its tensors on devices. `config`, `data` and `key` are those given to
-    `save`. `bytes_read` is the number of tensor bytes that this process read.
+    `save`. `bytes_read` is the number of tensor bytes that this process read. `stored` has the types of all tensors of
+    the step, by path, also of those that are not in `like`.
 
     >>> import tempfile
     >>> import meshdsl as md
@@ -43,6 +45,7 @@ class Restored:
     data: Any
     key: Tensor | None
     bytes_read: int
+    stored: Mapping[str, Type]
 
 
 Store = DirectoryStore | OrbaxStore
@@ -97,10 +100,11 @@ def restore_step(store: Store, step: int, request: RestoreRequest) -> Restored:
 
 def _read(store: Store, reader: OpenStep, request: RestoreRequest) -> Restored:
     stored, header = reader.manifest, reader.manifest.header
-    like = {path: entry.type for path, entry in stored.tensors.items()} if request.like is None else request.like
+    types = {path: entry.type for path, entry in stored.tensors.items()}
+    like = types if request.like is None else request.like
     leaves = flat(like)
     check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
     restored = store.place(reader, targets(leaves, request.mesh, request.layout, request.program))
     key = None if header.key is None else tensor(np.array(header.key, np.uint32), (KEY_WORD,))
     restored_tree = tree.tree_unflatten(tree.tree_structure(like), restored)
-    return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read)
+    return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read, types)
