@@ -131,3 +131,22 @@ def test_errors_are_explained_however_a_module_is_imported() -> None:
     script = "from meshdsl.nn import dense\ndense(3, 'io', 'hidden:4')"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "ShapeError: md.nn.dense was called with arguments that it does not take" in run.stderr, run.stderr
+
+
+def test_errors_have_the_users_frames_and_leave_the_interpreter_as_it_is() -> None:
+    lines = [
+        "import gc, sys",
+        "import meshdsl as md",
+        "def model(x):",
+        "    return md.sum(md.tanh(x), 'bach')",
+        "assert sys.excepthook is sys.__excepthook__",
+        "collects = lambda _: gc.isenabled() or 1 / 0",
+        "md.search(md.tanh, md.spec('batch:8'), mesh='a:2', machine='tpu-v4', progress=collects)",
+        "md.compile(model, 'r:4', 'batch:r').program(md.spec('batch:8'))",
+    ]
+    run = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    said, line = run.stderr.splitlines()[-2:]
+    assert said.startswith("meshdsl.errors.ShapeError: no dim 'bach' here; did you mean 'batch'?"), run.stderr
+    assert line.startswith("  at "), run.stderr
+    frames = [line for line in run.stderr.splitlines() if line.startswith("  File ")]
+    assert ["boundary.py" in frame for frame in frames] == [False, True, False], run.stderr

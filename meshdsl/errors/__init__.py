@@ -11,12 +11,12 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from .notebook import cell_of, print_uncaught, rendered
+from .notebook import cell_of, rendered, shows_all_frames
 
 __all__ = [
     "NOWHERE",
@@ -37,6 +37,7 @@ __all__ = [
     "shown",
     "users_line",
     "whole",
+    "with_users_frames",
 ]
 
 
@@ -54,7 +55,7 @@ class MeshdslError(Exception):
     where: Where | None = None
     is_mistake = True  # False: no line of the user's caused it, and none is added
 
-    def _render_traceback_(self) -> list[str]:  # IPython and scripts print this: the user's lines and the message
+    def _render_traceback_(self) -> list[str]:  # IPython prints this: the user's lines and the message
         return rendered(self, _is_users)
 
 
@@ -199,6 +200,23 @@ def raised(error: BaseException) -> Where | None:
     return users_line(reversed(lines))
 
 
+def with_users_frames(error: MeshdslError) -> MeshdslError:
+    """The error without this package's frames in its traceback, unless it is a fault of this package."""
+    if isinstance(error, InternalError) or shows_all_frames():
+        return error
+    kept: TracebackType | None = None
+    for trace in reversed(list(_traces(error.__traceback__))):
+        if _is_users(trace.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return error.with_traceback(kept)
+
+
+def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
 def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
     """The first of these lines (file, number) that is in the user's code; None if there is none."""
     return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
@@ -282,6 +300,3 @@ def _relative(file: str) -> str:
     if not relative.startswith(os.pardir):
         return relative
     return file.removeprefix(os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep)
-
-
-print_uncaught(MeshdslError, lambda error: error._render_traceback_())

@@ -16,6 +16,7 @@ import collections.abc
 import contextlib
 import functools
 import inspect
+import sys
 import traceback
 import types
 import typing
@@ -24,7 +25,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from . import NOWHERE, MeshdslError, ShapeError, at, caller, is_ours, shown, users_line
+from . import NOWHERE, MeshdslError, ShapeError, at, caller, is_ours, shown, users_line, with_users_frames
 
 _STORES = {
     *("HubConfig", "HuggingFace", "Model", "Overlap", "WeightUpdate", "Workload", "checkpoint", "compile"),
@@ -110,7 +111,8 @@ def _wrapped(function: Callable[..., Any], name: str, fields: Iterable[str] = ()
             explained = wrong or _explained(error, name, values)
             if explained is None:
                 raise
-            raise _at_caller(explained) from None
+            called_by = sys._getframe(1).f_code.co_filename
+            raise (_at_caller(explained) if is_ours(called_by) else with_users_frames(_at_caller(explained))) from None
         misfit = stores or any(flag in kwargs and not fits(kwargs[flag], bool) for flag in flags)
         if misfit and (wrong := contradictions(args, kwargs)) is not None:
             raise _at_caller(wrong)

@@ -1,4 +1,4 @@
-"""Errors in notebooks and scripts without the frames of this package, and the cell of a line.
+"""Errors in notebooks without the frames of this package, and the cell of a line.
 
 IPython is never imported here; its names are used only where a session of it runs.
 """
@@ -10,8 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
 
 
 def cell_of(file: str) -> str | None:
@@ -20,6 +18,11 @@ def cell_of(file: str) -> str | None:
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
     return named[1] if named is not None else None
+
+
+def shows_all_frames() -> bool:
+    """True if `MESHDSL_TRACEBACK=full` asks for the frames of this package too."""
+    return os.environ.get("MESHDSL_TRACEBACK", "") not in ("", "0")
 
 
 def rendered(error: BaseException, is_users: Callable[[str], bool]) -> list[str]:
@@ -36,22 +39,10 @@ def rendered(error: BaseException, is_users: Callable[[str], bool]) -> list[str]
     """
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     users = [(file, line) for file, line in frames if is_users(file)]
-    if not users or os.environ.get("MESHDSL_TRACEBACK", "") not in ("", "0"):
+    if not users or shows_all_frames():
         return traceback.format_exception(error)
     shown = []
     for file, line in users:
         cell = cell_of(file)
         shown += [f"{f'Cell {cell}' if cell else file}, line {line}", f"      {linecache.getline(file, line).strip()}"]
     return [*shown, "", f"{type(error).__name__}: {error}"]
-
-
-def print_uncaught(known: type[BaseException], render: Callable[[Any], list[str]]) -> None:
-    """Print a script's uncaught errors of the type `known` by `render`; the hook that was there prints the others."""
-    before = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, known):
-            return before(kind, error, trace)
-        print("\n".join(line.rstrip("\n") for line in render(error)), file=sys.stderr)
-
-    sys.excepthook = hook

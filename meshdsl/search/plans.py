@@ -10,7 +10,6 @@ against the least work of any plan (`floor`), divided over all devices.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -61,8 +60,7 @@ class PlanSearch:
 
     def until_done(self) -> None:
         """Search to the end, the time limit or an interrupt; re-raise an interrupt if no plan is costed yet."""
-        told, collecting = 0.0, gc.isenabled()
-        gc.disable()
+        told = 0.0
         try:
             for _ in self.steps():
                 if self.request.progress is not None and self.costed.elapsed >= told + EVERY:
@@ -77,9 +75,6 @@ class PlanSearch:
             self.stopped = "an interrupt"
         except OutOfTimeError:
             self.stopped = self.out_of_time()
-        finally:
-            if collecting:
-                gc.enable()
         self.costed.finish()
         if not self.stopped and not self.complete:
             self.stopped = "the end of the improvements, as there are too many plans to cost every one"

@@ -90,12 +90,11 @@ def steps(program: Program, scores_of: Callable[[Program], Scores] = long_scores
     Views (`rename`, `reshape` of a block, ...) are replaced by the stored value that they are a view of. `scores_of`
     decides which scores are stored.
     """
-    cache = f"_steps of {scores_of.__name__}"  # every part of the cost model asks for them
-    fused: tuple[Step, ...] | None = program.__dict__.get(cache)
-    if fused is None:
-        fused = tuple(_Fusion(program, scores_of).steps())
-        object.__setattr__(program, cache, fused)
-    return fused
+    # every part of the cost model asks for them
+    known: dict[Callable[[Program], Scores], tuple[Step, ...]] = program.__dict__.setdefault("_steps", {})
+    if scores_of not in known:
+        known[scores_of] = tuple(_Fusion(program, scores_of).steps())
+    return known[scores_of]
 
 
 def holders(graph: Graph) -> dict[Var, Var]:

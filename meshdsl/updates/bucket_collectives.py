@@ -7,6 +7,8 @@ work:
 - the update, which follows the last operation of the backward pass: reduce_scatters, all_reduces and all_gathers.
   Equations that need one of them are moved behind them; the others keep their order.
 - the start of the step: all_gathers of its inputs (weights as stored between steps), which move to the first of them.
+
+The body of a loop over steps or micro-batches is such a step (Xu et al., 2020, section 5.2).
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from typing import Any
 from ..control import BARRIER
 from ..dims import Dim, fresh_dim
 from ..errors import InternalError
-from ..ir import Because, Cause, Eqn, Fuses, Op, Var
+from ..ir import Because, Cause, Eqn, Fuses, Op, Var, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
 from ..lowering.program import Program
 from .packing import PACK, UNPACK
+from .regions import is_loop_over_parts
 
 # (kind, axes, bytes of each collective) -> how many of the collectives, smallest first, to bucket. Bytes ascend; each
 # is the larger of one device's operand and result
@@ -36,7 +39,7 @@ Group = tuple[Eqn, ...]
 
 
 def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
-    """Send several small tensors of the program's update with one collective, a bucket.
+    """Send several small tensors of the program's update, and of those in its loops over steps, with one collective.
 
     Scalars share one. Of the collectives of tensors that could share a bucket, `joins(kind, axes, sizes)` is the
     number of them, smallest first, that do; None leaves tensors alone. `sizes` are their bytes, ascending.
@@ -52,7 +55,16 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
     all_gather [1, 18] 2 tensors together: params/w is used here, its update is split, ...
     reduce_scatter [4, 18] 2 tensors together: sum over 'batch' of sum, ...
     """
-    backward = [i for i, eqn in enumerate(program.eqns) if eqn.backward and isinstance(eqn.op, Op)]
+    ticks = frozenset(name for schedule in program.schedules for name in schedule.loops)
+    return _bucketed(program, joins, ticks)
+
+
+def _bucketed(program: Program, joins: Joins | None, ticks: frozenset[str]) -> Program:
+    """The program, or the body of a loop over steps, with buckets; `ticks` are the loops of pipelines, by their dim."""
+    steps = {eqn for eqn in program.eqns if is_loop_over_parts(eqn) and eqn.scan and eqn.scan.dim.name not in ticks}
+    eqns = [eqn.map_graphs(lambda body: _bucketed(body, joins, ticks)) if eqn in steps else eqn for eqn in program.eqns]
+    backward = [i for i, eqn in enumerate(program.eqns) if (eqn.backward and isinstance(eqn.op, Op)) or eqn in steps]
+    program = program.replace(eqns=tuple(eqns))
     start = backward[-1] + 1 if backward else len(program.eqns)
     early, late = program.eqns[:start], program.eqns[start:]
     at_start = [] if joins is None else _groups(program, _given(program, early), joins)
@@ -65,7 +77,7 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
 
 def bucketed_tensors(program: Program) -> int:
     """The number of tensors in buckets, not counting single numbers."""
-    return sum(bool(v.dims) for eqn in program.eqns if eqn.op is PACK for v in eqn.ins)
+    return sum(bool(v.dims) for eqn, _ in walk(program) if eqn.op is PACK for v in eqn.ins)
 
 
 def _is_number(eqn: Eqn) -> bool:

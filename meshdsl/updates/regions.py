@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from ..dims import Dim, Shape
 from ..errors import ShapeError
-from ..ir import Eqn, Graph, Type, Var, params_with
+from ..ir import Eqn, Graph, Type, Var, params_with, walk
 from ..layouts.sharding import Axes
 from ..ops.placement import PREFER
 
@@ -89,6 +89,11 @@ def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
         for v in eqn.ins:
             readers[v].add(eqn)
     return {v: eqn for eqn in graph.eqns for v in eqn.outs}, readers
+
+
+def is_loop_over_parts(eqn: Eqn) -> bool:
+    """True for a loop with a forward and a backward pass in each trip: over steps, micro-batches or ticks."""
+    return eqn.scan is not None and not eqn.backward and any(inner.backward for inner, _ in walk(eqn.scan.body))
 
 
 def renamed(eqn: Eqn, form: Format) -> Eqn:

@@ -24,6 +24,7 @@ from ..passes.hoist import hoist_casts
 from .bucket_collectives import bucket_collectives, bucketed_tensors
 from .groups import GroupSpec, RefinedMesh, group_of
 from .pending import ShardedGraph
+from .regions import is_loop_over_parts
 from .shard_updates import Decision, Policy, Verdict, shard_updates
 from .update import Update
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
@@ -48,7 +49,7 @@ class WeightUpdate:
     `bucket_bytes` bytes are gathered, scattered or summed in one collective; None means no buckets ("sharded") or the
     fastest buckets ("auto"). With `regather`, a sharded weight is gathered again for the backward pass instead of kept,
     and inside loops over layers one layer at a time: this needs less memory and sends half as many bytes again (ZeRO
-    stage 3).
+    stage 3). Weights that the update computes from a float32 copy are then stored as shards too.
 
     >>> import meshdsl as md
     >>> md.WeightUpdate("sharded", group="rows:32", bucket_bytes=100_000)
@@ -198,12 +199,12 @@ def shard(
 
 
 def _with_regather(made: ShardedUpdates, placed: ShardedGraph, request: WeightUpdate, strict: bool) -> ShardedUpdates:
-    """The sharded updates, if `regather` is not asked for or changes them."""
+    """The sharded updates; `regather` is an error if it changes nothing and no loop over micro-batches gathers."""
     gathers_again = (Because.WEIGHT_AGAIN, Because.WEIGHT_IN_LAYER)
     if not request.regather or any(eqn.cause.kind in gathers_again for eqn, _ in walk(made.graph)):
         return made
     kept = _sharded(replace(placed, regather=False), request, None, made.graph, made.layout)
-    if str(kept.graph) == str(made.graph):
+    if str(kept.graph) == str(made.graph) and not any(map(is_loop_over_parts, made.graph.eqns)):
         sharded = ", ".join(d.weight for d in made.table.decisions if d.sharded)
         why = f"the backward pass reads none of the weights whose updates are sharded ({sharded or 'none'})"
         no_effect(NoEffectError(f"regather=True has no effect: {why}\n  leave regather out"), strict)

@@ -10,7 +10,8 @@ import pytest
 import meshdsl as md
 from meshdsl.cost.ledger import ledger
 from meshdsl.ops.creation import EMPTY
-from meshdsl.targets.scores import batches
+from meshdsl.targets.fusion import steps
+from meshdsl.targets.scores import Scores, batches
 from meshdsl.trace import bind1
 
 ROW = 4 * 256 * 256  # bytes
@@ -83,3 +84,10 @@ def test_a_product_of_one_stage_is_not_batched() -> None:
         step = md.compile(lambda x, w: md.dot(x, w, "io"), f"stages:{stages} rows:2", "stage:stages; batch:rows")
         program = step.program(md.spec("stage:4 batch:8 io:16"), md.spec("stage:4 io:16 hidden:32"))
         assert len(batches(program)) == batched
+
+
+def test_steps_differ_by_the_function_that_decides_and_not_by_its_name() -> None:
+    program = md.compile(lambda x, w: md.dot(md.tanh(x), w, "io"), "").program(BLOCK, md.spec("io:256 out:8"))
+    fused, alone = (lambda _, alone=alone: Scores(set(), set(), False, alone) for alone in (False, True))
+    assert fused.__name__ == alone.__name__
+    assert [len(steps(program, rule)) for rule in (fused, alone, fused)] == [1, 2, 1]

@@ -88,6 +88,37 @@ def test_what_travels_together_arrives_bit_for_bit() -> None:
         assert x.tobytes() == y.tobytes()
 
 
+@pytest.mark.parametrize("options", [{}, {"regather": True}], ids=["", "regather"])
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_tensors_travel_together_inside_loops(steps: int, microbatches: int, options: dict[str, Any]) -> None:
+    """In a loop over steps (Xu et al., 2020, section 5.2), and in a step with a loop over micro-batches."""
+    adam = OPTIMIZERS["adam"]()
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        def one(carry: Any, _: Any) -> Any:
+            params, state = carry
+            part = lambda part: md.value_and_grad(loss)(params, part)  # noqa: E731 - short
+            value, grads = md.accumulate(part, batch, steps=microbatches) if microbatches > 1 else part(batch)
+            return adam.update(grads, state, params), value
+
+        carry = params, state
+        last, value = md.scan(one, carry, None, over=f"step:{steps}") if steps else one(carry, None)
+        return *last, value
+
+    given = example("adam")
+    arrays = [x.numpy() for x in jax.tree.leaves(given)]
+    options = {"weight_update": "sharded", "group": "y:2", **options}
+    apart, together = (
+        compiled_with(step, "x:2 y:4", "batch:x,y", bucket_bytes=limit, **options).program(*given) for limit in (0, 1e9)
+    )
+    for x, y in zip(md.simulate(apart, *arrays), md.simulate(together, *arrays), strict=True):
+        assert x.tobytes() == y.tobytes()
+    count = [Counter((r.kind, r.axes, r.count) for r in p.collectives if r.shape) for p in (apart, together)]
+    inside = [key for key in count[0] if key[0] != "all_gather" and key[2] == max(steps, 1)]
+    assert inside and all(count[1][key] == 1 < count[0][key] for key in inside)
+
+
 def test_a_limit_joins_what_is_smaller_only() -> None:
     def step(params: Any, x: md.Tensor) -> Any:
         grads = md.grad(lambda p: md.mean(md.square(md.dot(x, p["w"], "io") * p["a"] + p["b"])))(params)

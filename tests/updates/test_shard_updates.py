@@ -239,6 +239,52 @@ def test_weights_gathered_again_take_less_memory_and_change_nothing() -> None:
     assert peaks[1] < peaks[0]
 
 
+@pytest.mark.parametrize("layers", [False, True])
+def test_weights_of_a_float32_copy_are_stored_sharded_if_they_are_gathered_again(layers: bool) -> None:
+    """The update computes the bfloat16 weights, and reads only their float32 copies."""
+
+    def loss(p: Any, x: md.Tensor) -> md.Tensor:
+        def layer(h: md.Tensor, w: md.Tensor) -> Any:
+            return md.tanh(md.rename(md.einsum(h, w, out="batch out"), out="io")), None
+
+        h = md.cast(x, "bfloat16")
+        h = md.scan(layer, h, p["w"], over="layer")[0] if layers else layer(h, p["w"])[0]
+        return md.mean(md.square(md.cast(h * p["scale"], "float32")))
+
+    def step(p: Any, master: Any, x: md.Tensor) -> Any:
+        grads = md.grad(loss)(p, x)
+        master = jax.tree.map(lambda m, g: m - 0.1 * md.cast(g, "float32"), master, grads)
+        return jax.tree.map(lambda m: md.cast(m, "bfloat16"), master), master
+
+    rng = np.random.default_rng(0)
+    dims = {"w": "layer:3 io:16 out:16" if layers else "io:16 out:16", "scale": "io:16"}
+    master = {k: md.tensor(rng.normal(size=[d.size for d in md.dims(v)]).astype("float32"), v) for k, v in dims.items()}
+    given = (
+        {k: md.cast(v, "bfloat16") for k, v in master.items()},
+        master,
+        md.tensor(rng.normal(size=(32, 16)).astype("float32"), "batch io"),
+    )
+    wanted = jax.tree.leaves(compiled_with(step, "x:8", "batch:x")(*given))
+    for update in (md.WeightUpdate("sharded"), md.WeightUpdate("sharded", regather=True)):
+        compiled = md.compile(step, "x:8", "batch:x", weight_update=update)
+        made = compiled.program(*given)
+        assert all(v.sharding.split_axes for v in (*made.ins, *made.outs) if v.dtype == "float32" or update.regather)
+        for got, right in zip(jax.tree.leaves(compiled(*given)), wanted, strict=True):
+            np.testing.assert_allclose(
+                got.numpy().astype("float32"), right.numpy().astype("float32"), rtol=2e-2, atol=2e-3
+            )
+
+
+def test_weights_that_no_backward_pass_reads_cannot_be_gathered_again() -> None:
+    def step(p: md.Tensor, x: md.Tensor) -> md.Tensor:
+        return p - 0.1 * md.grad(lambda p: md.mean(md.square(md.dot(x, p, "io"))))(p)
+
+    regather = md.WeightUpdate("sharded", regather=True)
+    compiled = md.compile(step, "x:4", "batch:x", weight_update=regather)
+    with pytest.raises(md.NoEffectError, match=r"regather=True has no effect: .* \(p\)"):
+        compiled.program(md.spec("io:8 out:8"), md.spec("batch:8 io:8"))
+
+
 def test_expert_weights_whose_gradients_are_not_summed_say_so() -> None:
     def step(params: Any, x: md.Tensor) -> Any:
         def loss(params: Any) -> md.Tensor:

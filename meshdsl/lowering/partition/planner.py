@@ -90,7 +90,15 @@ class Reshard(NamedTuple):
 
     def _planned(self) -> tuple[Steps, int]:
         sizes = _sizes(self.shape, self.extents)
-        return _plan(self.source, self.target, sizes, Mesh(self.mesh.axes), self.itemsize, self.seconds)
+        key = self.source, self.target, sizes, Mesh(self.mesh.axes), self.itemsize
+        if self.seconds is None:
+            return _plan(*key)
+        # stored with the object whose times they are: a cache of this module would keep it alive
+        owner: Any = getattr(self.seconds, "__self__", self.seconds)
+        plans = cast("dict[str, dict[Any, tuple[Steps, int]]]", vars(owner)).setdefault("_plans", {})
+        if key not in plans:
+            plans[key] = _new_plan(*key, self.seconds)
+        return plans[key]
 
 
 def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> int:
@@ -104,13 +112,17 @@ def _sizes(shape: Shape, extents: Extents) -> Sizes:
 
 
 @lru_cache(maxsize=65536)
-def _plan(
+def _plan(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> tuple[Steps, int]:
+    return _new_plan(source, target, sizes, mesh, itemsize, None)
+
+
+def _new_plan(
     source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None
 ) -> tuple[Steps, int]:
     _check(source, target, sizes, mesh)
     steps = _direct(source, target)
     if seconds is not None and (steps is None or any(step.sends for step in steps)):
-        steps = _search(source, target, sizes, _searched(source, target, sizes, mesh, seconds), itemsize, seconds)
+        steps = _cheapest(source, target, sizes, _searched(source, target, sizes, mesh, seconds), itemsize, seconds)
     elif steps is None:
         steps = _named(source, target, sizes, mesh, itemsize)
     total = 0
@@ -213,8 +225,13 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 @lru_cache(maxsize=65536)
-def _search(
-    source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None = None
+def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
+    """The plan that sends the fewest bytes."""
+    return _cheapest(source, target, sizes, mesh, itemsize, None)
+
+
+def _cheapest(
+    source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None
 ) -> Steps:
     """Dijkstra's algorithm over all shardings by the mesh's axes; ties are broken by the order of `_moves`."""
     axes = tuple(mesh.axes)

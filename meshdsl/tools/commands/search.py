@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import gc
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import meshdsl as md
@@ -126,6 +129,16 @@ def _tradeoff(result: Any) -> dict[str, str]:
     return {"Plans by time and memory": tradeoff(points, result.limit)}
 
 
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Without garbage collection in this process, which the command owns: a search keeps almost all that it creates."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def run(options: argparse.Namespace) -> int:
     """Search and print the best layouts."""
     if options.one_axis and options.orders:
@@ -138,26 +151,27 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("--update-group has no effect in a search, whose meshes have other axes; leave it out")
     compiled, arguments = step_of(options, workload, plan)
     knobs = _knobs(options, plan)
-    result = md.search(
-        *((workload,) if knobs else (compiled, *arguments)),
-        knobs=knobs,
-        mesh=options.mesh,
-        devices=options.devices,
-        machine=machine_of(options),
-        limit=options.memory,
-        objective=options.objective,
-        layout=fixed,
-        dims=options.dims,
-        axes=options.axes,
-        several=False if options.one_axis else None,
-        orders=options.orders,
-        runners_up=options.top - 1,
-        front=options.front,
-        time_limit=options.time_limit or None,
-        patience=options.patience or None,
-        progress=_show_progress,
-        assignment=assignment_of(options),
-    )
+    with _without_collections():
+        result = md.search(
+            *((workload,) if knobs else (compiled, *arguments)),
+            knobs=knobs,
+            mesh=options.mesh,
+            devices=options.devices,
+            machine=machine_of(options),
+            limit=options.memory,
+            objective=options.objective,
+            layout=fixed,
+            dims=options.dims,
+            axes=options.axes,
+            several=False if options.one_axis else None,
+            orders=options.orders,
+            runners_up=options.top - 1,
+            front=options.front,
+            time_limit=options.time_limit or None,
+            patience=options.patience or None,
+            progress=_show_progress,
+            assignment=assignment_of(options),
+        )
     _end_progress()
     result = dataclasses.replace(result, title=step_title(options, workload))
     if options.html:

@@ -9,15 +9,18 @@ By time: right, never slower than the plan by bytes, and as fast as any plan ove
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 import random
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.cost.network import Network, NetworkTier, Placement, place
 from meshdsl.dims import dims, names
 from meshdsl.errors import InternalError, LayoutError
@@ -319,3 +322,16 @@ def test_the_example_of_a_scratch_dim():
 def test_what_cannot_be(source: Sharding, target: Sharding, message: str):
     with pytest.raises(LayoutError, match=message):
         _ = Reshard(source, target, dims("x:8 y:8"), Mesh("a:2 b:3"), Extents(), 4).steps
+
+
+def test_plans_by_time_keep_no_placement_alive() -> None:
+    def by_time() -> weakref.ref[Placement]:
+        placed = place(md.machine("tpu-v4").network, Mesh("a:2 b:4"))
+        source, target = Sharding.of({"x": ("a",)}), Sharding.of({"y": ("a", "b")})
+        move = Reshard(source, target, dims("x:8 y:8"), Mesh("a:2 b:4"), Extents(), 4, placed.seconds)
+        assert move.cost > 0 and move.steps
+        return weakref.ref(placed)
+
+    placed = by_time()
+    gc.collect()
+    assert placed() is None
