@@ -94,6 +94,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "cost.network": ("place",),
     "compile.plan": ("Plan",),
     "compile": ("Compiled", "compile", "host_devices"),
+    "compile.check_gradients": ("check_gradients",),
     "compile.jaxify": ("jaxify",),
     "updates.weight_update": ("WeightUpdate",),
     "overlap.values": ("Overlap",),

@@ -6,6 +6,7 @@ from . import train as train
 from .compile import Compiled as Compiled
 from .compile import compile as compile
 from .compile import host_devices as host_devices
+from .compile.check_gradients import check_gradients as check_gradients
 from .compile.jaxify import jaxify as jaxify
 from .compile.plan import Plan as Plan
 from .control import accumulate as accumulate

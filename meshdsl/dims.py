@@ -125,17 +125,18 @@ def find(dim_like: DimLike, known_dims: Iterable[Dim], what: str = "dim") -> Dim
     return resolved[0]
 
 
-def fresh_dim(dim: DimLike, *taken: Iterable[DimLike]) -> Dim:
+def fresh_dim(dim: DimLike, *taken: DimsLike) -> Dim:
     """The dim, with underscores after its name until no dim of `taken` has that name.
 
     >>> x = dims("io:8 two:3")
     >>> fresh_dim("two:2", x), fresh_dim("pair:2", x)
     (two_=2, pair=2)
 
-    For a dim that a layer or a pass makes up: the model may use any name. `taken` are shapes, or names.
+    For a dim that a layer or a pass makes up: the model may use any name. `taken` are dims in any form, or names.
     """
     (dim,) = dims(dim)
-    used = {each.name if isinstance(each, Dim) else each for shape in taken for each in shape}
+    items = [item for shape in taken for item in (shape if isinstance(shape, frozenset) else split_items(shape))]
+    used = {item.name if isinstance(item, Dim) else item.partition(":")[0] for item in items}
     name = dim.name
     while name in used:
         name += "_"

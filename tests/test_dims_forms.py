@@ -99,6 +99,8 @@ ROWS: list[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]] = [
     ("einsum.out", MANY, "b:6 a:4", lambda d, x: md.einsum(x, x, out=d), (X,)),
     ("flatten.dims", MANY, "a:4 b:6", lambda d, x: md.flatten(x, d, "ab"), (X,)),
     ("flatten.into", NEW, "ab:24", lambda d, x: md.flatten(x, "a b", d), (X,)),
+    ("fresh_dim.dim", NEW, "a:4", lambda d, x: md.zeros(md.fresh_dim(d, "a b")), (X,)),
+    ("fresh_dim.taken", MANY, "a:4 b:6", lambda d, x: md.zeros([md.fresh_dim("a:4", d), md.fresh_dim("b:6", d)]), (X,)),
     ("full.dims", NEWS, "a:4 b:6", lambda d: md.full(d, 2.0), ()),
     ("grouped_dot.by", ONE, "e:3", lambda d, x, w, i: md.grouped_dot(x, w, i, by=d, over="b"),
      (X, md.spec("e:3 b:6 f:2"), IDS)),

@@ -48,6 +48,7 @@ TITLES = {
     "layouts": "Meshes and layouts",
     "compile": "Programs",
     "compile.plan": "Programs",
+    "compile.check_gradients": "Gradients",
     "compile.jaxify": "Programs",
     "lowering": "Programs",
     "updates.weight_update": "Programs",

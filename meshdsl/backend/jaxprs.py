@@ -42,7 +42,7 @@ def call_on_blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...]
     The jaxpr was traced on arrays of the shapes of `xs`, outside the mesh. `varying` has, for each result, the mesh
     axes along which devices may have different blocks.
     """
-    if not any(varying) and not any(jax.typeof(x).mat.varying for x in xs):
+    if not jax.sharding.get_abstract_mesh().manual_axes:
         return jaxpr_as_fun(jaxpr)(*xs)
     return _blocks.bind(*xs, jaxpr=jaxpr, varying=varying)
 

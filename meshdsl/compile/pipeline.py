@@ -135,7 +135,15 @@ def _paired(state: PassState, options: Options) -> Program:
 def _shard_weight_updates(state: PassState, options: Options) -> PassState:
     if options.weight_update.mode == "replicated":
         return state
-    sharded = shard(state.graph, state.mesh, state.layout, state.results, options.weight_update, _decides(options))
+    sharded = shard(
+        state.graph,
+        state.mesh,
+        state.layout,
+        state.results,
+        options.weight_update,
+        _decides(options),
+        options.strict,
+    )
     return dataclasses.replace(
         state,
         graph=sharded.graph,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..dims import Dim
 from ..errors import ShapeError, TraceError
 from ..ir import Call, Op, Var
 from ..ops.creation import zeros_like
+from ..ops.reductions import broadcast
 from ..trace import Tensor, as_tensor, bind, trace, tree
+from .autodiff import is_floating
 from .batching import batched_function, batched_graph
 from .carry import leaves_of
 
@@ -23,9 +28,11 @@ def custom_vjp(f: Callable[..., Any], fwd: Callable[..., Any], bwd: Callable[...
     (tensor(float32[], 6.), tensor(float32[], 3.))
 
     Arguments, results and residuals are pytrees of tensors. `ct` has the structure of the result; `bwd` returns a
-    tuple with one entry per argument (None for no gradient).
+    tuple with one entry per argument (None for no gradient, a number for the same everywhere). Raises `ShapeError` for
+    cotangents that do not fit. `md.check_gradients` finds a rule that is wrong, for example one that forgets `ct`.
     """
 
+    @functools.wraps(f)
     def wrapped(*args: Any) -> Any:
         xs, structure = leaves_of(tuple(args))
 
@@ -93,12 +100,22 @@ def _cotangents(returned: Any, args: Sequence[Any], ins: Sequence[Var]) -> list[
     if not isinstance(returned, tuple | list) or len(returned) != len(args):
         count = len(returned) if isinstance(returned, tuple | list) else "no tuple of"
         raise ShapeError(f"bwd of a md.custom_vjp returned {count} cotangents for {len(args)} arguments")
-    cts: list[Tensor | None] = []
+    cts: list[Any] = []
     for arg, ct in zip(args, returned, strict=True):
         n = len(tree.tree_leaves(arg))
-        cts += [None] * n if ct is None else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
-    for v, ct in zip(ins, cts, strict=True):
-        if ct is not None and set(as_tensor(ct).dims) != set(v.dims):
-            problem = f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree"
-            raise ShapeError(problem)
-    return cts
+        same = ct is None or isinstance(ct, int | float | complex | np.generic)
+        leaves = [ct] * n if same else tree.tree_leaves(ct, is_leaf=lambda x: x is None)
+        if len(leaves) != n:
+            raise ShapeError(f"bwd of a md.custom_vjp returned {len(leaves)} cotangents for an argument of {n} tensors")
+        cts += leaves
+    return [None if ct is None or not is_floating(v) else _cotangent(ct, v) for v, ct in zip(ins, cts, strict=True)]
+
+
+def _cotangent(ct: Any, v: Var) -> Tensor:
+    """The cotangent of one argument; a number is that of every element."""
+    if not isinstance(ct, Tensor):
+        ct = as_tensor(ct, v.dtype)
+        ct = ct if ct.dims else broadcast(ct, v.dims)
+    if set(ct.dims) != set(v.dims):
+        raise ShapeError(f"bwd of a md.custom_vjp returned the cotangent {ct.type} for {v.type}; dims must agree")
+    return ct

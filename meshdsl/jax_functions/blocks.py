@@ -8,6 +8,7 @@ Dims in `split` and `contract` may be sharded; the others are gathered. The grad
 # (JAX's jaxprs are only partly typed)
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..dims import Dim, Shape, names, show
 from ..errors import ShapeError
 from ..ir import Labels, Op, Reduce, Type, only_named
 from ..ops.dtypes import kind
+from ..ops.elementwise import add
 from ..ops.reshape import refill
 from ..trace import Tensor, bind
 from .counting import flops
@@ -53,20 +55,53 @@ def types_of(shapes: Sequence[Shape], sizes: Sequence[Sequence[int]], dtypes: Se
     ]
 
 
-def without_padding(c: Local, xs: Sequence[Any]) -> tuple[list[Any], list[Type]]:
-    """Blocks of operands as a function sees them, and their types: an unsharded dim may be stored with padding."""
-    types = types_of([b.dims for b in c.ins], [b.sizes for b in c.ins], [x.dtype for x in xs])
-    return [x[tuple(slice(0, d.size) for d in t.dims)] for x, t in zip(xs, types, strict=True)], types
+def elements_of_blocks(size: int, stored: int, count: int) -> list[int]:
+    """The number of elements in each of `count` blocks of a dim, of which each stores `stored`.
+
+    >>> elements_of_blocks(5, 2, 4)
+    [2, 2, 1, 0]
+    """
+    return [min(max(size - i * stored, 0), stored) for i in range(count)]
+
+
+def without_padding(c: Local, xs: Sequence[Any], run: Callable[[Sequence[Any], list[Type]], Sequence[Any]]) -> Any:
+    """The results of `run(blocks, types)` on blocks without padding, as the device stores them.
+
+    If a split dim does not divide, the function is compiled for each size of a block, and a device runs its own. On a
+    device without elements, the part of a sum is zero.
+    """
+    own = {d.name: n for b in c.ins for d, n in zip(b.dims, b.sizes, strict=True)}
+    split = {d: axes for b in c.ins for d, axes in zip(b.dims, b.axes, strict=True) if axes}
+    lengths = {d: elements_of_blocks(d.size, own[d.name], c.count(axes)) for d, axes in split.items()}
+    uneven = {d: sorted(set(n), reverse=True) for d, n in lengths.items() if len(set(n)) > 1}
+    summed = [all(d not in b.dims for b in c.outs) for d in uneven]
+
+    def of_size(sizes: Sequence[int]) -> Callable[..., list[Any]]:
+        block = own | {d.name: n for d, n in zip(uneven, sizes, strict=True) if n}
+        types = types_of([b.dims for b in c.ins], [[block[d.name] for d in b.dims] for b in c.ins], dtypes)
+        nothing = any(vanishes and not n for vanishes, n in zip(summed, sizes, strict=True))
+
+        def results(*xs: Any) -> list[Any]:
+            ys = run([x[tuple(slice(0, d.size) for d in t.dims)] for x, t in zip(xs, types, strict=True)], types)
+            ys = [refill(c, y, block) for y, block in zip(ys, c.outs, strict=True)]
+            return [c.xp.where(np.zeros(y.shape, bool), y, c.xp.zeros_like(y)) for y in ys] if nothing else ys
+
+        return results
+
+    dtypes, which = [x.dtype for x in xs], 0
+    for d, sizes in uneven.items():
+        kind_of_block = [sizes.index(n) for n in lengths[d]]
+        which = which * len(sizes) + c.xp.asarray(kind_of_block)[c.index(split[d])]
+    branches = [of_size(sizes) for sizes in itertools.product(*uneven.values())]
+    return c.xp.switch(which, branches, *xs) if uneven else branches[0](*xs)
 
 
 def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> list[Any]:
-    blocks, types = without_padding(c, xs)
     summed = [
         axis for b in c.ins for d, axes in zip(b.dims, b.axes, strict=True) if d.name in f.contract for axis in axes
     ]
     varying = tuple(tuple(dict.fromkeys([*(axis for axes in b.axes for axis in axes), *summed])) for b in c.outs)
-    ys = c.xp.blocks(f.traced(types), blocks, varying)
-    return [refill(c, y, block) for y, block in zip(ys, c.outs, strict=True)]
+    return without_padding(c, xs, lambda blocks, types: c.xp.blocks(f.traced(types), blocks, varying))
 
 
 def _rule(*ins: Type, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> Labels:
@@ -92,30 +127,35 @@ def _vjp(
     check: str | None,
     **_: Any,
 ) -> list[Tensor | None]:
-    """The cotangents, one equation for all operands that lack the same split dims: theirs are sums over those."""
+    """The cotangents, one equation for all operands that lack the same split dims: theirs are sums over those.
+
+    What a result without such a dim adds to them is not: every device has all of it.
+    """
     cts = list(cts) if isinstance(cts, list | tuple) else [cts]
-    floats = [k for k, aval in enumerate(f.traced(f.operands).out_avals) if kind(aval.dtype) in "fc"]
-    groups: dict[frozenset[str], list[int]] = {}
-    cut = {*f.split, *f.contract}
-    for i, x in enumerate(ins):
-        if kind(x.dtype) in "fc":
-            groups.setdefault(frozenset(cut - set(names(x.dims))), []).append(i)
+    cut, floats = (*f.split, *f.contract), [i for i, x in enumerate(ins) if kind(x.dtype) in "fc"]
+    groups: dict[tuple[frozenset[str], frozenset[str]], tuple[list[int], list[int]]] = {}
+    for i, (k, aval) in itertools.product(floats, enumerate(f.traced(f.operands).out_avals)):
+        if kind(aval.dtype) in "fc":
+            missing = frozenset(cut) - {*names(ins[i].dims)}
+            shared = missing.intersection(f.split) - {*names(results[k])}
+            members, read = groups.setdefault((missing, shared), ([], []))
+            members += [] if i in members else [i]
+            read += [] if k in read else [k]
     grads: list[Tensor | None] = [None] * len(ins)
-    for missing, members in groups.items():
-        operands = (*ins, *(cts[k] for k in floats))
-        pulled = _pulled(f, len(ins), members, floats)
-        types = tuple(x.type for x in operands)
-        shapes = tuple(ins[i].dims for i in members)
-        contract = tuple(name for name in (*f.split, *f.contract) if name in missing)
-        split = tuple(name for name in (*f.split, *f.contract) if name not in missing)
-        checked = f.checked and has_own_gradient(f.traced(f.operands))
-        g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, f.cost and 3 * f.cost)
+    checked = f.checked and has_own_gradient(f.traced(f.operands))
+    for (missing, shared), (members, read) in groups.items():
+        operands = (*ins, *(cts[k] for k in read))
+        types, shapes = tuple(x.type for x in operands), tuple(ins[i].dims for i in members)
+        contract = tuple(name for name in cut if name in missing - shared)
+        split = tuple(name for name in cut if name not in missing)
+        pulled, cost = _pulled(f, len(ins), members, read), f.cost and 3 * f.cost
+        g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, cost)
         g.require()
         options = {"results": shapes, "key": key, "follows": True, "unchecked": unchecked, **g.shown}
         options["check"] = options["check"] or check
-        cotangents = bind(JAX_BLOCKS, *operands, f=g, **options)
-        for i, grad in zip(members, cotangents, strict=True):
-            grads[i] = grad
+        for i, grad in zip(members, bind(JAX_BLOCKS, *operands, f=g, **options), strict=True):
+            known = grads[i]
+            grads[i] = grad if known is None else add(known, grad)
     return grads
 
 

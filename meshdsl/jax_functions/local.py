@@ -20,7 +20,7 @@ from ..dims import Dim, DimsLike, Shape, merge, names, pick, show, split_items
 from ..errors import ShapeError, TraceError, at
 from ..ir import Call, Graph, Labels, Op, Reduce, Type, only_named, operations, walk
 from ..ops.creation import zeros_like
-from ..ops.reshape import refill, transpose
+from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor, bind1, trace
 from .apply import apply
 from .blocks import JAX_BLOCKS, types_of, without_padding
@@ -56,9 +56,7 @@ def _type(*ins: Type, f: Function, results: tuple[Shape, ...], **_: Any) -> Type
 
 
 def _kernel(c: Local, *ins: Any, f: Function, **_: Any) -> Any:
-    xs, types = without_padding(c, ins)
-    (y,) = run_on(c.xp, _traced(f, types), xs)
-    return refill(c, y, c.outs[0])
+    return without_padding(c, ins, lambda xs, types: run_on(c.xp, _traced(f, types), xs))[0]
 
 
 def _vjp(
@@ -152,7 +150,7 @@ def local(
 
     Raises `ShapeError` if f returns other dims, or with `split` and `contract` if it mixes places, and `TraceError` for
     a loop, branch or outside tensor.
-    At compilation, raises `LayoutError` if a sharded dim does not divide evenly, because f would read its padding.
+    If a sharded dim does not divide evenly, f is compiled for each size of a block, and never reads padding.
     """
     tensors = [as_tensor(x) for x in xs]
     operand_dims = merge([x.dims for x in tensors]).values()
@@ -165,7 +163,12 @@ def local(
         return apply(f, tensors, out, (mapped, summed), unchecked, flops)
     if unchecked or flops is not None:
         raise ShapeError("unchecked= and flops= of md.local are for JAX functions: add split= or contract=")
-    shape = pick(out, operand_dims, new=True)
+    try:
+        shape = pick(out, operand_dims, new=True)
+    except ShapeError as error:
+        raise ShapeError(
+            f"{error}\n  or, if the function takes arrays of JAX, say so with split=: split='' maps over none"
+        ) from None
 
     @functools.wraps(f)  # so that programs print its name
     def checked(*blocks: Tensor) -> Tensor:

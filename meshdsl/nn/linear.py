@@ -96,7 +96,7 @@ def embedding(
     """
     rows, into = new_dim(rows, "the rows of md.nn.embedding"), new_dim(into, "the width of md.nn.embedding")
     table = md.param(name, [rows, into], init=init or md.init.normal(0.02), dtype=precision.param)
-    found = md.take(md.cast(table, table.dtype, reduce=precision.reduce), ids, rows)
+    found = md.take(md.cast(table, table.dtype, reduce=precision.reduce), ids, rows, drop=True)
     return md.cast(found, precision.compute), table
 
 

@@ -17,7 +17,7 @@ from .creation import zeros_like
 from .dtypes import cast, promote
 from .elementwise import maximum, minimum, where
 from .index_map import replaced
-from .indexing import iota, take
+from .indexing import gather, iota
 from .reductions import broadcast, spread
 from .reshape import refill, transpose
 from .slicing import clipped
@@ -68,7 +68,7 @@ def _slice_vmap(x: Tensor, start: Tensor, new: Dim, dim: Dim, size: int) -> Tens
     if new not in start.dims:
         return bind1(_DYNAMIC_SLICE, x, start, dim=dim, size=size)
     part = Dim(dim.name, size)
-    return take(x, broadcast(_starts(start, dim.size - size), (new, part)) + iota(part), dim)
+    return gather(x, broadcast(_starts(start, dim.size - size), (new, part)) + iota(part), dim)
 
 
 def dynamic_slice(x: Any, dim: DimLike, start: Any, size: int) -> Tensor:
@@ -116,7 +116,7 @@ def _update_vjp(ct: Tensor, x: Tensor, update: Tensor, start: Tensor, dim: Dim) 
     if not start.dims:
         return zeros, dynamic_slice(ct, dim, start, part.size), None
     places = broadcast(_starts(start, dim.size - part.size), (*start.dims, part))
-    return zeros, transpose(take(ct, places, dim), update.dims), None
+    return zeros, transpose(gather(ct, places, dim), update.dims), None
 
 
 def _update_vmap(x: Tensor, update: Tensor, start: Tensor, new: Dim, dim: Dim) -> Tensor:
@@ -126,7 +126,7 @@ def _update_vmap(x: Tensor, update: Tensor, start: Tensor, new: Dim, dim: Dim) -
         return bind1(_DYNAMIC_UPDATE, *spread([x, update], new), start, dim=dim)
     place = iota(dim) - broadcast(_starts(start, dim.size - part.size), (new, dim))
     written = (place >= 0) & (place < part.size)
-    return where(written, take(update, place, part), x)
+    return where(written, gather(update, place, part), x)
 
 
 _DYNAMIC_UPDATE = Op(

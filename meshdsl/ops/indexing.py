@@ -1,6 +1,6 @@
 """Operations with indices: create indices, gather and scatter-add by index.
 
-Under every layout, an out-of-range index gathers zero and scatters nothing.
+Under every layout, an out-of-range index gathers zero and scatters nothing, unless its value is known to `md.take`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from ..backend import Block, Local
 from ..dims import Dim, DimLike, Shape, find, pick, show
 from ..errors import ShapeError
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type, named
-from ..trace import Tensor, as_tensor, bind1
+from ..trace import Tensor, as_tensor, bind1, known_values
 from .dtypes import as_dtype, cast, check_kind
+from .elementwise import where
 from .index_map import replaced
 from .reductions import broadcast, spread
 from .reshape import transpose
@@ -150,17 +151,45 @@ TAKE = Op(
 )
 
 
-def take(x: Any, i: Any, over: DimLike) -> Tensor:
+def gather(x: Tensor, i: Tensor, over: Dim) -> Tensor:
+    """`md.take` with `drop`, of operands that fit."""
+    return bind1(TAKE, x, i, over=over)
+
+
+def _indices(name: str, i: Any, over: Dim, drop: bool) -> Tensor:
+    """The indices; known ones counted from the end where negative. Raises `ShapeError` for known ones out of range."""
+    known = None if drop else known_values(i) if isinstance(i, Tensor) else np.asarray(i)
+    i, n = as_tensor(i), over.size
+    if known is None or known.dtype.kind not in "iu":
+        return i
+    outside = known[(known < -n) | (known >= n)]
+    if outside.size:
+        places = f"an index is from 0 to {n - 1}, or from {-n} to -1, from the end" if n else "it has no elements"
+        raise ShapeError(
+            f"md.{name} at index {outside[0]} of {over!r}: {places}\n"
+            "  with drop=True, an index out of range, also a negative one, reads zeros and adds nothing"
+        )
+    if not (known < 0).any():
+        return i
+    i = cast(i, "int32") if i.dtype.itemsize < 4 else i  # the dim may be longer than a narrow integer's range
+    return where(i < 0, i + n, i)
+
+
+def take(x: Any, i: Any, over: DimLike, *, drop: bool = False) -> Tensor:
     """Gather the slices of `x` along `over` at indices `i`. The result has i's dims, then x's other dims.
 
     >>> import meshdsl as md
-    >>> md.take(md.tensor([10.0, 20.0], "row"), md.tensor([1, 1, 7], "n"), "row").numpy()
-    array([20., 20.,  0.], dtype=float32)
+    >>> md.take(md.tensor([10.0, 20.0], "row"), md.tensor([1, 1, -2], "n"), "row").numpy()
+    array([20., 20., 10.], dtype=float32)
+
+    Indices whose values are known when the call is made (numbers, and tensors that are not traced) count from the end
+    where they are negative, and raise `ShapeError` out of range. A traced index out of range reads zeros, also a
+    negative one; with `drop`, every index does.
 
     Dims that both have are paired: each index of a paired dim has its own table.
 
     >>> tables = md.tensor([[10.0, 20.0], [30.0, 40.0]], "group row")
-    >>> md.take(tables, md.tensor([[1, 1], [0, 7]], "group n"), "row")
+    >>> md.take(tables, md.tensor([[1, 1], [0, 7]], "group n"), "row", drop=True)
     tensor(float32[group=2 n=2], [[20. 20.]
      [30.  0.]])
 
@@ -170,8 +199,9 @@ def take(x: Any, i: Any, over: DimLike) -> Tensor:
 
     Raises `ShapeError` for a dim that x lacks, and for indices that are not integers.
     """
-    x, i = as_tensor(x), as_tensor(i)
-    return bind1(TAKE, x, i, over=find(over, x.dims))
+    x = as_tensor(x)
+    dim = find(over, x.dims)
+    return gather(x, _indices("take", i, dim, drop), dim)
 
 
 def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
@@ -204,7 +234,7 @@ SCATTER_ADD = Op(
     "scatter_add",
     type=_scatter_type,
     kernel=_scatter_kernel,
-    vjp=lambda ct, i, updates, over: (None, transpose(take(ct, i, over), updates.dims)),
+    vjp=lambda ct, i, updates, over: (None, transpose(gather(ct, i, over), updates.dims)),
     vmap=lambda i, updates, *, new, over, paired: _scatter_vmap(i, updates, new, over, paired),
     flops=lambda ins, outs, **_: float(math.prod(ins[1])),
     linear=Linear.SECOND,
@@ -227,19 +257,21 @@ def _scatter_add(i: Tensor, updates: Tensor, over: Dim, into: Shape) -> Tensor:
     return bind1(SCATTER_ADD, i, updates, over=over, paired=paired)
 
 
-def put_add(x: Any, i: Any, updates: Any, over: DimLike) -> Tensor:
+def put_add(x: Any, i: Any, updates: Any, over: DimLike, *, drop: bool = False) -> Tensor:
     """`x` with `updates` added at indices `i` along `over`. Updates with equal indices are summed.
 
     >>> import meshdsl as md
     >>> md.put_add(md.tensor([0.0, 0.0], "row"), md.tensor([1, 1], "n"), md.tensor([2.0, 3.0], "n"), "row")
     tensor(float32[row=2], [0. 5.])
 
-    Dims that x and the indices share are paired, as in `md.take`.
+    Dims that x and the indices share are paired, and indices are counted and checked, as in `md.take`: an update at a
+    traced index out of range, or with `drop` at any, is dropped.
 
     Raises `ShapeError` for a dim that x lacks, and for updates with a dim that neither x nor the indices have.
     """
-    x, i, updates = as_tensor(x), as_tensor(i), as_tensor(updates)
+    x, updates = as_tensor(x), as_tensor(updates)
     dim = find(over, x.dims)
+    i = _indices("put_add", i, dim, drop)
     rest = _other_dims(x, dim)
     _check_put(x.type, i.type, updates.type, rest)
     needed = dict.fromkeys((*i.dims, *rest))

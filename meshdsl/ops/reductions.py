@@ -110,8 +110,8 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
     >>> import meshdsl as md
     >>> md.sum(md.tensor([[1.0, 2.0], [3.0, 4.0]], "a b"), "a")
     tensor(float32[b=2], [4. 6.])
-    >>> md.sum(md.tensor([100, 100], "a", dtype="int8"))
-    tensor(int32[], 200)
+    >>> md.sum(md.cast(md.tensor([100, 100], "a"), "int8")).item()
+    200
 
     The dtype is that of `jnp.sum`: integers and booleans are added in JAX's default integer, int32 or uint32 (64 bits
     if JAX has them enabled). Floats of 8 and 16 bits are added in float32, over devices too, and rounded once.

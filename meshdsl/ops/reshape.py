@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Block, Local
-from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show, size_of
+from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show, size_of, split_items
 from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Labels, Linear, Op, Type, named
 from ..trace import Tensor, as_tensor, bind1
@@ -191,17 +191,24 @@ def _reshape_sizes(block: Block) -> list[int]:
 
 
 def reshape(x: Any, dims: DimsLike) -> Tensor:
-    """The same elements, in row-major order, with other dims.
+    """The same elements, in row-major order, with other dims; a name without a size has that of x.
 
     >>> import meshdsl as md
-    >>> md.reshape(md.iota("n:6"), "a:2 b:3").dims
-    (a=2, b=3)
+    >>> md.reshape(md.zeros("a:2 b:12"), "a c:3 d:4").dims
+    (a=2, c=3, d=4)
 
-    Raises `ShapeError` if the numbers of elements differ.
+    Raises `ShapeError` if the numbers of elements differ, and if dims of x are in another order: their elements would
+    be at other places than `md.transpose` leaves them.
     """
     x = as_tensor(x)
-    sized = not isinstance(dims, str) or ":" in dims
-    shape = pick(dims, (), new=True) if sized else pick(dims, x.dims)
+    items = [pick(d, x.dims, new=True) if isinstance(d, str) and ":" not in d else (d,) for d in split_items(dims)]
+    shape = pick([d for item in items for d in item], (), new=True)
+    kept = [d for d in shape if d in x.dims]
+    if kept != [d for d in x.dims if d in kept]:
+        raise ShapeError(
+            f"md.reshape does not move elements: {show(kept)} are dims of {x.type} in another order\n"
+            "  reorder them with md.transpose first, or give the new dims other names"
+        )
     return x if shape == x.dims else bind1(RESHAPE, x, shape=shape)
 
 

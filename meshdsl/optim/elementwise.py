@@ -1,7 +1,8 @@
 """Runs an elementwise jaxpr with md operations.
 
-Each equation must have only scalars or be elementwise (`meshdsl.jax_functions.ELEMENTWISE`). Broadcast scalars stay
-scalars until the end, so the array shapes of the jaxpr are never applied to a device's shard.
+Each equation must be elementwise (`meshdsl.jax_functions.ELEMENTWISE`), or have only numbers and arrays that are
+computed from numbers, as the boundaries of a schedule: every device computes these. Broadcast scalars stay scalars
+until the end, so the array shapes of the jaxpr are never applied to a device's shard.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -9,11 +10,15 @@ scalars until the end, so the array shapes of the jaxpr are never applied to a d
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
@@ -25,21 +30,56 @@ Dims = tuple[md.Dim, ...]
 Refusal = Callable[[str, str, str], Exception]
 
 
-def check_elementwise(closed: Any, refusal: Refusal, called_at: Any = None) -> None:
-    """Raise `refusal(operation, function, file)` for the first operation of a jaxpr that is not elementwise."""
-    jaxpr, consts = jax_functions.opened(closed)
-    for const in consts:
-        if np.shape(const):
-            raise refusal(f"with a constant array of shape {list(np.shape(const))}", "the transformation", "")
+MOST_NUMBERS = 4096  # elements of an array that every device computes
+
+
+class Kind(StrEnum):
+    """What the elements of a value in the jaxpr are."""
+
+    TENSOR = "tensor"  # those of a parameter, or computed from them
+    NUMBER = "number"  # one number everywhere
+    ARRAY = "array"  # computed from numbers
+
+
+def check_elementwise(
+    closed: Any, refusal: Refusal, called_at: Any = None, given: Sequence[Kind] | None = None
+) -> list[Kind]:
+    """The kinds of a jaxpr's results, from those of its inputs (default: arrays are tensors).
+
+    Raises `refusal(operation, function, file)` for the first operation that is not elementwise.
+    """
+    jaxpr, _ = jax_functions.opened(closed)
+    kinds = dict(zip(jaxpr.invars, given or [_kind(v, Kind.TENSOR) for v in jaxpr.invars], strict=True))
+    kinds.update((v, _kind(v, Kind.ARRAY)) for v in jaxpr.constvars)
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
         name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
+        ins = [Kind.NUMBER if isinstance(v, Literal) else kinds[v] for v in eqn.invars]
         if name in jax_functions.CALLS and bodies:
-            check_elementwise(bodies[0], refusal, traceback)
-        elif bodies or not _is_elementwise(eqn):
+            outs = check_elementwise(bodies[0], refusal, traceback, ins)
+        elif Kind.ARRAY not in ins and not bodies and _is_elementwise(eqn):
+            outs = [Kind.TENSOR if Kind.TENSOR in ins else Kind.NUMBER]
+        elif Kind.TENSOR not in ins and not eqn.effects and _elements(eqn) <= MOST_NUMBERS:
+            outs = [_kind(v, Kind.ARRAY) for v in eqn.outvars]
+        else:
+            for v, each in zip(eqn.invars, ins, strict=True):
+                if each is Kind.ARRAY and Kind.TENSOR in ins:
+                    what = f"with a constant array of shape {list(v.aval.shape)}, by {name}"
+                    raise refusal(what, *_source(traceback))
             shapes = ", ".join(str(list(shape)) for shape in _shapes(eqn.invars)) or "numbers"
             results = ", ".join(str(list(v.aval.shape)) for v in eqn.outvars)
             raise refusal(f"{name} of {shapes} to {results}", *_source(traceback))
+        kinds.update(zip(eqn.outvars, outs, strict=True))
+    return [Kind.NUMBER if isinstance(v, Literal) else kinds[v] for v in jaxpr.outvars]
+
+
+def _kind(v: Any, of_arrays: Kind) -> Kind:
+    return of_arrays if v.aval.shape else Kind.NUMBER
+
+
+def _elements(eqn: Any) -> int:
+    """The size of the largest operand or result."""
+    return max(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
 
 
 def _is_elementwise(eqn: Any) -> bool:
@@ -80,18 +120,65 @@ def run(
     return [x if x.dims == own else md.broadcast(x, own) for x, own in zip(results, dims, strict=True)]
 
 
-def _results(closed: Any, tensors: Sequence[md.Tensor], combined: Callable[[Dims, Dims], Exception]) -> list[md.Tensor]:
-    jaxpr, consts = jax_functions.opened(closed)
-    env: dict[Any, md.Tensor] = dict(zip(jaxpr.invars, tensors, strict=True))
-    env.update((v, _number(x, v)) for v, x in zip(jaxpr.constvars, consts, strict=True))
+@dataclass(frozen=True, eq=False)
+class _Array:
+    """An array that is computed from numbers."""
 
-    def read(v: Any) -> md.Tensor:
+    numbers: tuple[md.Tensor, ...]
+    value: Callable[[dict[int, Any]], Any]  # from the numbers' values by id; it adds results of equations
+
+    @staticmethod
+    def of(x: Any, v: Any) -> _Array:
+        """A value of a jaxpr as an array: a number is repeated."""
+        if isinstance(v, Literal):
+            literal: Any = v  # its types are not those of JAX's stubs
+            return _Array((), lambda known: jnp.asarray(literal.val, literal.aval.dtype))
+        if isinstance(x, _Array):
+            return x
+        return _Array((x,), lambda known: jnp.broadcast_to(known[id(x)], v.aval.shape))
+
+    def item(self, v: Any) -> md.Tensor:
+        """The number that an array without axes is."""
+        if not self.numbers:
+            with jax.ensure_compile_time_eval():
+                return _number(self.value({}), v)
+
+        def numbers(*values: Any) -> Any:
+            return self.value({id(x): value for x, value in zip(self.numbers, values, strict=True)})
+
+        return md.map(numbers, *self.numbers)
+
+
+def _arrays(eqn: Any, xs: Sequence[Any]) -> list[Any]:
+    """The results of an equation of numbers and arrays."""
+    operands = [_Array.of(x, v) for x, v in zip(xs, eqn.invars, strict=True)]
+    numbers = tuple({id(x): x for each in operands for x in each.numbers}.values())
+
+    def results(known: dict[int, Any]) -> Any:
+        if id(results) not in known:
+            y = eqn.primitive.bind(*(each.value(known) for each in operands), **eqn.params)
+            known[id(results)] = y if eqn.primitive.multiple_results else [y]
+        return known[id(results)]
+
+    outs = [_Array(numbers, lambda known, k=k: results(known)[k]) for k in range(len(eqn.outvars))]
+    return [out if v.aval.shape else out.item(v) for out, v in zip(outs, eqn.outvars, strict=True)]
+
+
+def _results(closed: Any, tensors: Sequence[Any], combined: Callable[[Dims, Dims], Exception]) -> list[Any]:
+    jaxpr, consts = jax_functions.opened(closed)
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, tensors, strict=True))
+    env.update((v, _constant(x, v)) for v, x in zip(jaxpr.constvars, consts, strict=True))
+
+    def read(v: Any) -> Any:
         return _number(v.val, v) if isinstance(v, Literal) else env[v]
 
     for eqn in jaxpr.eqns:
         xs, bodies = list(map(read, eqn.invars)), jax_functions.inner(eqn)
-        if bodies:
+        if eqn.primitive.name in jax_functions.CALLS and bodies:
             env.update(zip(eqn.outvars, _results(bodies[0], xs, combined), strict=True))
+            continue
+        if bodies or not _is_elementwise(eqn) or any(isinstance(x, _Array) for x in xs):
+            env.update(zip(eqn.outvars, _arrays(eqn, xs), strict=True))
             continue
         dims = list(dict.fromkeys(x.dims for x in xs if x.dims))
         if len(dims) > 1:
@@ -99,6 +186,10 @@ def _results(closed: Any, tensors: Sequence[md.Tensor], combined: Callable[[Dims
         out, y = eqn.outvars[0], _operation(eqn.primitive, eqn.params, xs)(*xs)
         env[out] = y if y.dtype == out.aval.dtype else md.cast(y, out.aval.dtype)
     return list(map(read, jaxpr.outvars))
+
+
+def _constant(x: Any, v: Any) -> Any:
+    return _Array((), lambda known: jnp.asarray(x)) if v.aval.shape else _number(x, v)
 
 
 def _number(x: Any, v: Any) -> md.Tensor:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import meshdsl as md
 
 from .checks import check_update
-from .elementwise import check_elementwise, run
+from .elementwise import Kind, check_elementwise, run
 from .optimizers import Optimizer, recorded, zero
 from .per_tensor import path_of
 
@@ -39,9 +39,10 @@ def from_optax(transformation: Any) -> Optimizer:
     The state is a dict: `step`, and under `optax` the arrays of optax's state by their path, such as `0/mu/w`. A state
     array has the dims of the parameter at the end of its path.
 
-    Raises `MeshdslError` at the first `init` or `update` if the transformation combines elements of one tensor
-    (`optax.clip_by_global_norm`, and optax's LARS, LAMB, Adafactor and Muon) or branches (`optax.MultiSteps`); the
-    error names a replacement. Also raises it if a state array is in the place of no parameter of its shape.
+    What follows from the step and constants alone, such as a schedule, may be any function. Raises `MeshdslError` at
+    the first `init` or `update` if the transformation combines elements of one tensor (`optax.clip_by_global_norm`, and
+    optax's LARS, LAMB, Adafactor and Muon) or branches over tensors (`optax.MultiSteps`); the error names another.
+    Also raises it if a state array is in the place of no parameter of its shape.
     """
 
     if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
@@ -111,7 +112,8 @@ def _plan(transformation: Any, structure: Any, types: tuple[Any, ...]) -> _Plan:
             f"  before: {jax.tree.structure(state)}\n  after: {jax.tree.structure(new_state)}"
         )
     for jaxpr in (init_jaxpr, update_jaxpr):
-        check_elementwise(jaxpr, _refusal)
+        if Kind.ARRAY in check_elementwise(jaxpr, _refusal):
+            raise _refusal("with a constant array in its state", "the transformation", "")
     paths = [path_of(keys) for keys, _ in jax.tree_util.tree_leaves_with_path(structure.unflatten(range(len(types))))]
     named = {path: t.dims for path, t in zip(paths, types, strict=True)}
     state_dims = {path: _state_dims(path, leaf.shape, named, _name(transformation)) for path, leaf in leaves.items()}

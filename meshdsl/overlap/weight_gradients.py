@@ -25,10 +25,15 @@ def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
 
 
 def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
-    """For every all_to_all, the backward computation without a path to or from it, and before any other reduction."""
+    """For every all_to_all, the backward computation without a path to or from it.
+
+    Of computation behind another reduction of the backward pass, there is none. Those of the forward pass do not count:
+    every gradient depends on the number of targets.
+    """
     above = _reach(tasks.all)
     exchanges = [task for task in tasks.all if task.sends and task.eqn.effect.exchanges]
-    others = sum(1 << task.number for task in tasks.all if isinstance(task.step, Send) and task not in exchanges)
+    sends = [task for task in tasks.all if isinstance(task.step, Send) and task.eqn.backward]
+    others = sum(1 << task.number for task in sends if task not in exchanges)
     labelled = [t for t in tasks.all if not t.sends and t.eqn.backward and not above[t] & others]
     return {
         exchange: [

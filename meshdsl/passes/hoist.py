@@ -15,6 +15,7 @@ from ..control import BARRIER
 from ..control.batching import batched_graph
 from ..ir import Eqn, Fuses, Graph, Scan, Var, verify
 from ..ops.dtypes import CAST
+from .unmade import unmade_values
 
 SMALL = 16
 
@@ -45,17 +46,15 @@ def scaled_casts(
 ) -> list[Eqn]:
     """The casts of a value to fewer bytes, and what scales it before them; none if anything else reads the value.
 
-    The scale is computed from the value, as from its largest element, or an input of the graph. `beside` are equations
-    that may read the value and what is scaled; `takes` refuses others. A scale has at most one number for `SMALL`
-    elements.
+    The scale may be computed from the value, as from its largest element; it has at most one number for `SMALL`
+    elements. `beside` are equations that may read the value and what is scaled; `takes` refuses others.
     """
     scales = _elements(v) // SMALL
-    scaled, casts, values = list[Eqn](), list[Eqn](), {v}
-    numbers = {x for x in graph.ins if x is not v and _elements(x) <= scales}
+    scaled, casts, values, unmade = list[Eqn](), list[Eqn](), {v}, unmade_values(graph)
     for eqn in graph.eqns:
-        if numbers.issuperset(eqn.ins):
-            numbers.update(eqn.outs)
-        if eqn in beside or values.isdisjoint(eqn.ins) or not values.union(numbers).issuperset(eqn.ins):
+        if eqn in beside or values.isdisjoint(eqn.ins):
+            continue
+        if any(x not in values and _elements(x) > scales and x not in unmade for x in eqn.ins):
             continue
         if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
             casts.append(eqn)

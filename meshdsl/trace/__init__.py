@@ -3,7 +3,7 @@
 from .arguments import KEY_WORD, array_of, check_dtypes, dtype_of, key_words, spec, spec_of, tensor
 from .eager import run_kernel
 from .literals import CONSTANT, FULL, number
-from .tensors import Tensor
+from .tensors import Tensor, known_values
 from .tracing import (
     OpenTrace,
     as_tensor,
@@ -21,6 +21,6 @@ from .tracing import (
 
 __all__ = [
     "CONSTANT", "FULL", "KEY_WORD", "Tensor", "OpenTrace", "array_of", "as_tensor", "bind", "bind1", "check_dtypes",
-    "checked_number", "current", "dtype_of", "eval_shape", "evaluate", "flatten", "key_words", "location", "number",
-    "run_kernel", "spec", "spec_of", "tensor", "trace", "tree",
+    "checked_number", "current", "dtype_of", "eval_shape", "evaluate", "flatten", "key_words", "known_values",
+    "location", "number", "run_kernel", "spec", "spec_of", "tensor", "trace", "tree",
 ]  # fmt: skip

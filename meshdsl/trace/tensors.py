@@ -349,6 +349,15 @@ def concrete(dims: Sequence[Shape], dtypes: Sequence[np.dtype], arrays: Sequence
     return tensors
 
 
+def known_values(x: Tensor) -> np.ndarray | None:
+    """The values of a concrete tensor; None for a traced one, and for one that this process stores only in part."""
+    stored = x._array
+    if stored is None or isinstance(stored, Tracer):
+        return None
+    partly = isinstance(stored, jax.Array) and not stored.is_fully_addressable and not stored.is_fully_replicated
+    return None if partly else x.numpy()
+
+
 def _unpickled(values: np.ndarray, dims: Shape) -> Tensor:
     array = jax.device_put(values)
     return Tensor(dims, array.dtype, array=array)

@@ -95,8 +95,7 @@ class Region:
             self.take_readers(found)
             found = self.grow_branches()
             needed = self.needed()
-            inputs = [v for v in graph.ins if v in needed and self.replaced.get(v) in self.inner]
-            inputs = [v for v in inputs if not self.step.splits(v)]
+            inputs = [v for v in graph.ins if self.replaced.get(v) in self.inner and self.may_be_stored(v, needed)]
             taken = self.eqns | set(self.branches)
             only_here = [v for v in needed if v in producers and readers[v] <= taken and v not in graph.outs]
             for eqn in {producers[v]: None for v in only_here if producers[v].control is None}:
@@ -109,6 +108,14 @@ class Region:
             for eqn in self.narrow_copies(v):
                 self.take(eqn)
         return self
+
+    def may_be_stored(self, v: Var, needed: Collection[Var]) -> bool:
+        """True if an input is stored as one shard between steps: one that the update reads, or that is gathered anyway.
+
+        The weights of a float32 copy, in bfloat16, are computed by the update, which does not read them.
+        """
+        read = v in needed or (self.step.placed.regather and v not in self.inner and self.step.form.cuts(v))
+        return read and not self.step.splits(v)
 
     def narrow_copies(self, v: Var) -> Sequence[Eqn]:
         """The casts of a weight to fewer bytes. If nothing else reads it, also what scales it before a cast."""

@@ -15,7 +15,7 @@ from ..cost.machine import Machine
 from ..errors import LayoutError, nearest
 from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.units import show_bytes
-from ..ir import Graph, Var
+from ..ir import Because, Graph, Var, walk
 from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
@@ -153,13 +153,15 @@ def shard(
     results: Sequence[str],
     request: WeightUpdate,
     machine: Machine | None,
+    strict: bool = True,
 ) -> ShardedUpdates:
     """The graph with its weight updates sharded as requested; the same graph if no update is worth sharding.
 
     A machine judges each update alone. Where the whole step, with its buckets, takes longer so than with all of them
     sharded, or none, it is that one.
 
-    Raises `LayoutError` for an illegal layout, and for "sharded" if no update can be sharded.
+    Raises `LayoutError` for an illegal layout, and `NoEffectError` for "sharded" if no update can be sharded, and, if
+    `strict`, for `regather` if that changes nothing.
     """
     hoisted = hoist_casts(graph, graph.ins)
     shardings: dict[Var, Sharding] = {}
@@ -175,7 +177,7 @@ def shard(
             + "\n  use weight_update='replicated', or 'auto', which shards only where that is faster"
         )
     if machine is None:
-        return made
+        return _with_regather(made, placed, request, strict)
     every = _sharded(placed, request, None, graph, layout)
     if not any(d.sharded for d in every.table.decisions):
         return made
@@ -193,6 +195,19 @@ def shard(
         return step_seconds(bucketed, machine, choice.refined)
 
     return min(*choices, whole, key=seconds)
+
+
+def _with_regather(made: ShardedUpdates, placed: ShardedGraph, request: WeightUpdate, strict: bool) -> ShardedUpdates:
+    """The sharded updates, if `regather` is not asked for or changes them."""
+    gathers_again = (Because.WEIGHT_AGAIN, Because.WEIGHT_IN_LAYER)
+    if not request.regather or any(eqn.cause.kind in gathers_again for eqn, _ in walk(made.graph)):
+        return made
+    kept = _sharded(replace(placed, regather=False), request, None, made.graph, made.layout)
+    if str(kept.graph) == str(made.graph):
+        sharded = ", ".join(d.weight for d in made.table.decisions if d.sharded)
+        why = f"the backward pass reads none of the weights whose updates are sharded ({sharded or 'none'})"
+        no_effect(NoEffectError(f"regather=True has no effect: {why}\n  leave regather out"), strict)
+    return made
 
 
 def _sharded(

@@ -97,14 +97,12 @@ CASES = {
 }  # fmt: skip
 
 
-def layouts(dims: set[str], sizes: dict[str, int], rng: random.Random) -> tuple[str, str]:
-    """A mesh of at most eight devices, and a layout of some dims that it divides."""
+def layouts(dims: set[str], rng: random.Random) -> tuple[str, str]:
+    """A mesh of at most eight devices, and a layout of some dims, which need not divide."""
     mesh = {"r": rng.choice([2, 3, 4]), "s": rng.choice([1, 2])}
     rules: dict[str, list[str]] = {}
-    for axis, count in mesh.items():
-        fitting = [d for d in sorted(dims) if sizes[d] % (count * np.prod([mesh[a] for a in rules.get(d, [])])) == 0]
-        if fitting:
-            rules.setdefault(rng.choice(fitting), []).append(axis)
+    for axis in mesh:
+        rules.setdefault(rng.choice(sorted(dims)), []).append(axis)
     return " ".join(f"{a}:{n}" for a, n in mesh.items()), "; ".join(
         f"{d}:{','.join(axes)}" for d, axes in rules.items()
     )
@@ -126,9 +124,9 @@ def test_jax_functions_obey_the_layout_law_with_gradients(name: str, count: int)
         return sum((jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(case.f(*xs))), jnp.sum(xs[0]))
 
     wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(reference, argnums=numbers))(*arrays))
-    sizes = {d.name: d.size for x in tensors for d in x.dims}
+    dims = {d.name for x in tensors for d in x.dims}
     draw = random.Random(name)
-    for mesh, layout in [layouts(set(sizes), sizes, draw) for _ in range(count)]:
+    for mesh, layout in [layouts(dims, draw) for _ in range(count)]:
         step = md.compile(md.value_and_grad(loss, argnums=numbers), mesh, layout)
         program = step.program(*tensors)
         assert cost_law(program, step.lower(*tensors).as_text()) == len(program.collectives), (mesh, layout)

@@ -34,8 +34,8 @@ def indices() -> Iterator[Row]:
         rows = rows[np.where(inside, i, 0)] if len(rows) else np.zeros((*i.shape, *rows.shape[1:]), x.dtype)
         return np.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), rows, 0)
 
-    yield Row("take", lambda x, i: md.take(x, i, "b"), (X, place), taken, every)
-    yield Row("take_two", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c t", "place:b", INDEX)), taken, every)
+    yield Row("take", lambda x, i: md.take(x, i, "b", drop=True), (X, place), taken, every)
+    yield Row("take_two", lambda x, i: md.take(x, i, "b", drop=True), (In("a b d"), In("c t", "place:b", INDEX)), taken, every)
 
     def grouped(x: Any, w: Any, i: Any) -> Any:  # x [a b], w [d b c], i [a t]: each index selects a matrix
         inside = (i >= 0) & (i < len(w))
@@ -56,7 +56,7 @@ def indices() -> Iterator[Row]:
     def paired(x: Any, i: Any) -> Any:  # each index of the shared dim has its own table and indices
         return np.stack([taken(x[:, :, k], i[:, k]) for k in range(x.shape[2])], 1) if x.shape[2] else np.zeros((*i.shape, len(x)), x.dtype)
 
-    yield Row("take_paired", lambda x, i: md.take(x, i, "b"), (In("a b d"), In("c d", "place:b", INDEX)), paired, every)
+    yield Row("take_paired", lambda x, i: md.take(x, i, "b", drop=True), (In("a b d"), In("c d", "place:b", INDEX)), paired, every)
     # indices with the dim name that `take` reads over, with the same size and with another
     for name, x, i, f in [
         ("take_order", X, "b", taken),
@@ -64,10 +64,10 @@ def indices() -> Iterator[Row]:
         ("take_order_paired", In("a b d"), "b d", paired),
         ("take_renamed_paired", In("a b d"), "b=t d", paired),
     ]:
-        yield Row(name, lambda x, i: md.take(x, i, "b"), (x, In(i, "place:b", INDEX)), f, every)
-    fixed = lambda i, x: md.take(md.tensor(np.arange(1, size_of(x, "b") + 1), x.dims), i, "b")
+        yield Row(name, lambda x, i: md.take(x, i, "b", drop=True), (x, In(i, "place:b", INDEX)), f, every)
+    fixed = lambda i, x: md.take(md.tensor(np.arange(1, size_of(x, "b") + 1), x.dims), i, "b", drop=True)
     yield Row("take_constant", fixed, (In("b a", "place:b", INDEX), V), lambda i, x: taken(np.arange(1, len(x) + 1)[None], i)[..., 0], differentiable=False)
-    yield Row("take_scalar", lambda x, i: md.take(x, i, "b"), (X, In("", "place:b", INDEX)), taken, every)
+    yield Row("take_scalar", lambda x, i: md.take(x, i, "b", drop=True), (X, In("", "place:b", INDEX)), taken, every)
 
     def inverse(x: Any) -> Any:  # the first slot is named by none, and the last index is out of range
         out = np.full((len(x), x.shape[1] // 2 + 1, 2), -1, np.int32)
@@ -88,7 +88,7 @@ def indices() -> Iterator[Row]:
                 out[at] += row
         return out
 
-    put = lambda x, i, u: md.put_add(x, i, u, "b")
+    put = lambda x, i, u: md.put_add(x, i, u, "b", drop=True)
     yield Row("put_add", put, (W, In("t", "place:b", INDEX), In("t c")), added, every)
     flat = lambda x, i, u: added(x, i.reshape(-1), u.transpose(1, 2, 0).reshape(-1, u.shape[0]))
     rows = lambda x, i, u: np.stack([added(x[k], i[:, k], u[k]) for k in range(len(x))]) if len(x) else x
@@ -96,14 +96,14 @@ def indices() -> Iterator[Row]:
     yield Row("put_add_order", put, (W, In("b", "place:b", INDEX), In("b c")), added, every)
     yield Row("put_add_renamed", put, (W, In("b=t", "place:b", INDEX), In("b=t c")), added, every)
     yield Row("put_add_order_paired", put, (In("a b c"), In("b a", "place:b", INDEX), In("a b c")), rows, every)
-    one = lambda x, i: md.put_add(x, i, 1, "b")
+    one = lambda x, i: md.put_add(x, i, 1, "b", drop=True)
     count = lambda x, i: added(x, i, np.ones((len(i), x.shape[1])))
     yield Row("put_add_number", one, (W, In("t", "place:b", INDEX)), count, every)
     yield Row("put_add_two", put, (W, In("t d", "place:b", INDEX), In("c t d")), flat, every)
     # more table entries than a narrow index dtype can count
     many = In("c", "place:b=300", INDEX)
     yield Row("one_hot_many", hot, (many, In("a b=300")), lambda i, x: i[:, None] == np.arange(300), ("float32",), differentiable=False)
-    yield Row("take_many", lambda x, i: md.take(x, i, "b"), (In("a b=300"), many), taken, ("float32",))
+    yield Row("take_many", lambda x, i: md.take(x, i, "b", drop=True), (In("a b=300"), many), taken, ("float32",))
     yield Row("put_add_many", put, (In("b=300 c"), In("t", "place:b=300", INDEX), In("t c")), added, ("float32",))
     loss = lambda x, i: md.nn.softmax_cross_entropy(x, i, "b")
     chosen = lambda x, i: soft.logsumexp(x, axis=1) - np.take_along_axis(x, i[:, None], 1)[:, 0]

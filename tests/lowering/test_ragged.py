@@ -282,3 +282,37 @@ def test_the_simulator_notices_counts_that_differ() -> None:
     off = dataclasses.replace(zeros.op, kernel=lambda c, n, **_: c.xp.zeros((*n.shape, 1), np.int32))
     with pytest.raises(md.InternalError, match="expects other counts than are sent"):
         md.simulate(with_op(program, zeros, off), *values(X))
+
+
+@pytest.mark.parametrize("model", [6, 7])
+@pytest.mark.parametrize("experts", [3, 5, 8])
+@pytest.mark.parametrize(
+    ("mesh", "layout"),
+    [
+        ("r:4 c:2", "batch:r; expert:r,c"),
+        ("r:4 c:2", "batch:r; expert:c,r"),
+        ("r:2 c:2", "batch:r,c; expert:r,c"),
+        ("r:4", "batch:r; expert:r"),
+    ],
+)
+def test_any_number_of_experts_over_any_axes_gives_what_the_padded_exchange_gives(
+    mesh: str, layout: str, experts: int, model: int
+) -> None:
+    """A plan may not split a dim without counts on the way, even if that sends less."""
+
+    def loss(exchange: str) -> Any:
+        expert, hidden = md.Dim("expert", experts), md.Dim("expert_hidden", 9)
+        layer = md.model(
+            lambda x: md.nn.moe_layer(x, expert, hidden, router="switch", dispatch="index", exchange=exchange)[0]
+        )
+        return layer, md.value_and_grad(lambda p, x: md.sum(md.square(layer(p, x))), argnums=(0, 1))
+
+    x = md.tensor(np.random.default_rng(0).normal(size=(4, 20, model)), f"batch:4 length:20 model:{model}")
+    layer, padded = loss("padded")
+    params = layer.init(md.random.key(0), x)
+    program = md.compile(loss("ragged")[1], mesh, layout).program(params, x)
+    assert any(isinstance(record.op, RaggedAllToAll) for record in program.collectives)
+    arrays = jax.tree.leaves((params, x))
+    wanted = md.simulate(md.compile(padded, mesh, layout).program(params, x), *arrays)
+    for a, b in zip(md.simulate(program, *arrays), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)

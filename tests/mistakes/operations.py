@@ -61,6 +61,10 @@ ROWS = [
     (lambda: md.reshape(X, "rest:5"), "md.reshape keeps the number of elements: [batch=2 io=3] has 6,"),
     (lambda: md.reshape(X, (3, 2)), "a dim is a md.Dim or a name, got 3"),
     (lambda: md.reshape(X, "rest"), "no dim 'rest' here; there are: batch, io"),
+    (
+        lambda: md.reshape(X, "io batch"),
+        "[io=3 batch=2] are dims of float64[batch=2 io=3] in another order",
+    ),
     (lambda: md.reshape(X, "rest:-1"), "a new dim is written name:size, for example 'batch:512'; got"),
     (lambda: md.flatten(X, "batch bach", "n"), "no dim 'bach' here; did you mean 'batch'? there are: batch, io"),
     (lambda: md.flatten(X, "batch io", "n:5"), "md.reshape keeps the number of elements: [batch=2 io=3] has 6,"),
@@ -110,6 +114,14 @@ ROWS = [
     (lambda: md.take(X, 0), "md.take: missing a required argument: 'over'"),
     (lambda: md.take(W, I, "batch"), "no dim 'batch' here; there are: io, hidden"),
     (lambda: md.take(X, [0, 1], "io"), "expected a tensor or a number, got an array of shape (2,)"),
+    (
+        lambda: md.take(X, 3, "io"),
+        "md.take at index 3 of io=3: an index is from 0 to 2, or from -3 to -1",
+    ),
+    (
+        lambda: md.put_add(X, -4, 1.0, "io"),
+        "md.put_add at index -4 of io=3: an index is from 0 to 2, or",
+    ),
     (lambda: md.one_hot(V, "vocab:3"), "md.one_hot needs integer indices, got float64[batch=2]; use"),
     (lambda: md.one_hot(I, "vocab"), "no dim 'vocab' here; there are none; to introduce it, give its"),
     (lambda: md.one_hot(I, 3), "dims are text such as 'batch:8 io:4', a md.Dim, or several of"),
@@ -195,6 +207,7 @@ ROWS = [
     (lambda: md.accumulate(lambda x: md.sum(x), X, 0), "md.accumulate cannot cut batch=2 into 0 equal parts"),
     (lambda: md.accumulate(lambda x: md.sum(x), V, 2, over="time"), "no dim 'time' here; there are: batch"),
     (lambda: md.local(lambda a: a[0], X, out="io"), "a tensor float64[batch=2 io=3] is indexed by name: md.slice(x,"),
+    (lambda: md.local(jnp.ravel, X, out="u"), "or, if the function takes arrays of JAX, say so with split="),
     (lambda: md.local(lambda a: a, X), "md.local: missing a required argument: 'out'"),
     (lambda: md.local(lambda a: a, X, out="batch io", whole="hidden"), "no dim 'hidden' here; there are: batch, io"),
     (lambda: md.print("loss"), "expected a tensor, or numbers or booleans; got 'loss' (str)"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +69,25 @@ def test_triangles_are_numpys(k: int) -> None:
     small = max(-10, min(10, k))
     np.testing.assert_array_equal(md.tril(md.tensor(x, "a b c"), "b", "c", k).numpy(), np.tril(x, small))
     np.testing.assert_array_equal(md.triu(md.tensor(x, "a b c"), "b", "c", k).numpy(), np.triu(x, small))
+
+
+REORDERED = ["b a c", "c a b", "a c b", "b:3 a:2 c:4", ["b", "a", "c"], md.dims("c:4 a:2 b:3"), "b a d:4", "d:2 c b"]
+
+
+@pytest.mark.parametrize("dims", REORDERED, ids=str)
+def test_reshape_refuses_dims_of_the_tensor_in_another_order(dims: Any) -> None:
+    x = md.tensor(np.arange(24).reshape(2, 3, 4), "a b c")
+    with pytest.raises(md.ShapeError, match=r"in another order\n  reorder them with md\.transpose"):
+        md.reshape(x, dims)
+
+
+@pytest.mark.parametrize(
+    "dims", ["a d:3 e:4", "d:2 b c", "a b d:4 e:1", "a b:12", ["a", md.Dim("d", 12)], "a:4 b:6", "a b c"]
+)
+def test_reshape_takes_the_size_of_a_name_from_the_tensor(dims: Any) -> None:
+    x = np.arange(24).reshape(2, 3, 4)
+    y = md.reshape(md.tensor(x, "a b c"), dims)
+    np.testing.assert_array_equal(y.numpy(), x.reshape(y.shape))
 
 
 def test_mistakes() -> None:

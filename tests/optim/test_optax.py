@@ -165,6 +165,71 @@ def test_from_optax_refusal_matches_golden_text(golden: Callable[[str, str], Non
     golden("optax_refused", str(caught.value).partition("\n  at ")[0])
 
 
+CYCLES = [{"init_value": 0.0, "peak_value": peak, "warmup_steps": 1, "decay_steps": 3} for peak in (0.1, 0.05)]
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "constant": optax.constant_schedule(0.1),
+    "cosine_decay": optax.cosine_decay_schedule(0.1, 6, 0.1, 2.0),
+    "cosine_onecycle": optax.cosine_onecycle_schedule(6, 0.3),
+    "exponential_decay": optax.exponential_decay(0.1, 3, 0.5, staircase=True),
+    "exponential_decay smooth": optax.exponential_decay(0.1, 3, 0.5, transition_begin=1, end_value=0.02),
+    "inject_hyperparams": lambda step: 0.1 / (1 + step),
+    "join": optax.join_schedules([optax.constant_schedule(0.1), optax.cosine_onecycle_schedule(4, 0.2)], [2]),
+    "linear": optax.linear_schedule(0.1, 0.01, 5),
+    "linear_onecycle": optax.linear_onecycle_schedule(6, 0.3),
+    "piecewise_constant": optax.piecewise_constant_schedule(0.1, {2: 0.5, 4: 0.1}),
+    "piecewise_interpolate cosine": optax.piecewise_interpolate_schedule("cosine", 0.1, {2: 0.5, 5: 0.1}),
+    "piecewise_interpolate linear": optax.piecewise_interpolate_schedule("linear", 0.1, {2: 0.5, 5: 0.1}),
+    "polynomial": optax.polynomial_schedule(0.1, 0.01, 2, 5),
+    "sgdr": optax.sgdr_schedule(CYCLES),
+    "warmup_constant": optax.warmup_constant_schedule(0.0, 0.1, 3),
+    "warmup_cosine_decay": WARM_UP,
+    "warmup_exponential_decay": optax.warmup_exponential_decay_schedule(0.0, 0.1, 2, 3, 0.5),
+    "a table": lambda step: jnp.take(jnp.asarray([0.1, 0.2, 0.05]), step, mode="clip"),
+    "a sorted table": lambda step: jnp.sort(jnp.stack([step, 3 - step, 1]))[1] * 0.1,
+    "a branch": lambda step: jax.lax.cond(step < 2, lambda s: 0.1 * s, lambda s: 0.2 / s, step + 1.0),
+    "a loop": lambda step: jax.lax.fori_loop(0, step + 1, lambda i, x: 0.5 * x + 0.01 * i, 0.1),
+    "a sum of ones": lambda step: 0.1 * jnp.cumsum(jnp.ones(3))[jnp.minimum(step, 2)],
+}  # fmt: skip
+
+
+def test_every_schedule_of_optax_is_tried() -> None:
+    ours = {name.split()[0] for name in SCHEDULES}
+    theirs = {name.removesuffix("_schedule") for name in dir(optax.schedules) if name.endswith(("_schedule", "_decay"))}
+    assert theirs - {""} <= ours, theirs - ours
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_from_optax_takes_the_steps_of_a_schedule(name: str) -> None:
+    theirs = optax.sgd(SCHEDULES[name])
+    ours = md.optim.from_optax(theirs)
+    params, grads = drawn(0), drawn(1)
+    expected: Any = arrays(params)
+    state, their_state = ours.init(params), theirs.init(expected)
+    step = md.compile(ours.update, *LAYOUT)
+    for _ in range(8):
+        params, state = step(grads, state, params)
+        changes, their_state = theirs.update(arrays(grads), their_state, expected)
+        expected = optax.apply_updates(expected, changes)
+        for path in SHAPES:
+            np.testing.assert_allclose(params[path].numpy(), expected[path], rtol=2e-6, atol=1e-7)
+    again = simulated(ours.update, grads, state, params)[0]
+    for path, x in step(grads, state, params)[0].items():
+        np.testing.assert_allclose(x.numpy(), again[path].numpy(), rtol=1e-6, atol=1e-8)
+
+
+def test_an_array_of_numbers_does_not_meet_a_parameter_of_its_shape() -> None:
+    """It would be applied to the elements of a device's own shard."""
+    params = {"w": md.ones("io:3")}
+    for update, text in [
+        (lambda g, s, p: ({"w": g["w"] * jnp.cumsum(jnp.ones(3))}, s), r"cumsum|constant array of shape \[3\], by mul"),
+        (lambda g, s, p: ({"w": jnp.sort(g["w"])}, s), "sort of"),
+        (lambda g, s, p: ({"w": jnp.cumsum(jnp.ones(3))}, s), "constant array in its state"),
+        (lambda g, s, p: ({"w": g["w"] * jnp.ones(5000).sum()}, s), r"reduce_sum of \[5000\]"),
+    ]:
+        with pytest.raises(md.MeshdslError, match=text):
+            md.eval_shape(own(update).init, params)
+
+
 def own(update: Callable[..., Any], init: Callable[..., Any] = lambda params: ()) -> md.optim.Optimizer:
     return md.optim.from_optax(optax.GradientTransformation(init, update))
 

@@ -7,7 +7,7 @@ operation belongs to a gradient. Any other conflict is reported as a problem, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -48,6 +48,19 @@ class Claims:
             left.options[label] = []
             for axes in options:
                 left.add(label, tuple(axis for axis in axes if axis not in taken))
+        return left
+
+    def without_taken(self, new: Collection[str]) -> Claims:
+        """The same claims without those of `new` labels to an axis that another label claims."""
+        taken = {
+            axis for label, options in self.options.items() if label not in new for axes in options for axis in axes
+        }
+        left = Claims()
+        left.annotations = self.annotations
+        left.options = {
+            label: [axes for axes in options if label not in new or taken.isdisjoint(axes)]
+            for label, options in self.options.items()
+        }
         return left
 
     @cached_property

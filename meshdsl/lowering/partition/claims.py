@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
 
-from ...dims import Dim, show
+from ...dims import Dim, Shape
 from ...errors import MeshdslError, at
 from ...ir import Eqn, Labels, Type, Var
+from ...jax_functions.blocks import elements_of_blocks
 from ...jax_functions.function import TESTED, JaxFunction
 from ...layouts.sharding import Axes
 from .annotations import claim_annotated
@@ -66,31 +68,6 @@ def _divides(scope: Scope, dims: Sequence[Dim], labels: Labels, label: str, axes
     return label not in labels.from_layout or len({extents.padded(d) for d in dims}) == 1
 
 
-def _gathered(eqn: Eqn, name: str) -> str:
-    """Advice to gather a dim for a function of md operations, or of JAX arrays."""
-    if eqn.params.get("whole") is not None or not (eqn.params.get("split") or eqn.params.get("contract")):
-        return f"take it whole, md.local(..., whole={name!r})"
-    return f"leave {name!r} out of split= and contract=, so that it is gathered first"
-
-
-def _without_padded(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Mapping[str, Axes]:
-    """The axes of dims that are stored without padding; the others are problems of the layout."""
-    setting, extents, mesh = scope.setting, scope.setting.extents, scope.setting.mesh
-    for v, names in zip(eqn.ins, labels.ins, strict=True):
-        for d in v.dims:
-            axes = assigned.get(names[d.name] or "", ())
-            if axes and (extents.is_padded(d) or d.size % mesh.count(axes)):
-                setting.problems.setdefault(
-                    f"md.local cannot split dim {d.name!r} over mesh axis {', '.join(map(repr, axes))}\n"
-                    f"  an operand has shape {show(v.dims)}; {d.name} is stored as {extents.padded(d)} to have equal "
-                    f"blocks, and the function would see the padding\n"
-                    f"  {_gathered(eqn, d.name)}, or give the dim a size that divides",
-                    eqn.where,
-                )
-                assigned = {label: cut for label, cut in assigned.items() if label != names[d.name]}
-    return assigned
-
-
 def region_blocks(
     scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]
 ) -> tuple[Mapping[str, Axes], Eqn]:
@@ -102,30 +79,46 @@ def region_blocks(
     if eqn.params["follows"]:
         assigned = setting.regions.get(key, assigned)
     setting.regions[key] = assigned
-    assigned, mesh = _without_padded(scope, eqn, labels, assigned), setting.mesh
-
-    def block(v: Var, names: Mapping[str, str | None]) -> Type:
-        sizes = (d.size // mesh.count(assigned.get(names[d.name] or "", ())) for d in v.dims)
-        return Type(tuple(Dim(d.name, n) for d, n in zip(v.dims, sizes, strict=True)), v.dtype)
-
-    types = [block(v, names) for v, names in zip(eqn.ins, labels.ins, strict=True)]
-    try:
-        results = tuple(block(v, names).dims for v, names in zip(eqn.outs, labels.outs, strict=True))
-        eqn.operation.type(*types, **{**eqn.params, "results": results})
-    except MeshdslError as error:
-        raise at(error, eqn.where) from None
-    f = eqn.params["f"]
-    if isinstance(f, JaxFunction) and f.tested(types):
-        eqn = eqn.replace(params={**eqn.params, "check": TESTED})
+    for block in _blocks_of(scope, eqn, labels, assigned):
+        types = [Type(_sized(v.dims, block), v.dtype) for v in eqn.ins]
+        try:
+            eqn.operation.type(*types, **{**eqn.params, "results": tuple(_sized(v.dims, block) for v in eqn.outs)})
+        except MeshdslError as error:
+            raise at(error, eqn.where) from None
+        f = eqn.params["f"]
+        if isinstance(f, JaxFunction) and f.tested(types):
+            eqn = eqn.replace(params={**eqn.params, "check": TESTED})
     return assigned, eqn
 
 
-def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> list[str]:
-    """The labels that win by `md.prefer`; unresolved conflicts are reported."""
+def _blocks_of(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Axes]) -> Iterator[Mapping[Dim, int]]:
+    """The numbers of elements, by dim, of the blocks for which a region is compiled; see `without_padding`."""
+    lengths: dict[Dim, list[int]] = {}
+    for v, names in zip(eqn.ins, labels.ins, strict=True):
+        for d in v.dims:
+            n = scope.setting.mesh.count(assigned.get(names[d.name] or "", ()))
+            elements = elements_of_blocks(d.size, scope.setting.extents.padded(d) // n, n)
+            lengths[d] = sorted({*elements} - {0}, reverse=True) or [0]
+    for sizes in product(*lengths.values()):
+        yield dict(zip(lengths, sizes, strict=True))
+
+
+def _sized(dims: Shape, block: Mapping[Dim, int]) -> Shape:
+    return tuple(Dim(d.name, block.get(d, d.size)) for d in dims)
+
+
+def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> tuple[Claims, list[str]]:
+    """The claims without those of new dims to taken axes, and the labels that win by `md.prefer`.
+
+    Conflicts that are not resolved are reported.
+    """
     if not claims.contested and scope.setting.hints.keys().isdisjoint(eqn.outs):
-        return []
+        return claims, []
     hints = [(v, names, scope.setting.hints.get(v, ())) for v, names in zip(eqn.outs, labels.outs, strict=True)]
     preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
+    if not eqn.backward:
+        present = {label for names in labels.ins for label in names.values()}
+        claims = claims.without_taken(set(claims.options) - present - set(preferred) - set(claims.annotations))
     for conflict in claims.contested:
         pair = {conflict.first, conflict.second}
         tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
@@ -133,5 +126,5 @@ def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> 
         if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
             by_label = {label: d for names in labels.outs for d, label in names.items()}
             named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
-            report_conflict(scope, named, f"the result of {eqn.op}", tensor, eqn.where)
-    return preferred
+            report_conflict(scope, claims, named, f"the result of {eqn.op}", tensor, eqn.where)
+    return claims, preferred

@@ -184,7 +184,7 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
     free = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
     claims = Claims() if free else claims_of(scope, eqn, labels, pending)
-    preferred = settle_conflicts(scope, eqn, labels, claims)
+    claims, preferred = settle_conflicts(scope, eqn, labels, claims)
     assigned: Mapping[str, Axes] = choose(claims, preferred, functools.partial(_price, scope, eqn, labels, pending))
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)

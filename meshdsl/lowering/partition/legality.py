@@ -11,7 +11,7 @@ from ...ir import Graph, Var, walk
 from ...layouts import Layout, Mesh
 from ...layouts.sharding import Axes
 from ...ops.placement import SHARD
-from .choose import Conflict
+from .choose import Claims, Conflict
 from .scope import Scope
 
 MOST_SHOWN = 10  # of the problems of one layout
@@ -60,10 +60,10 @@ def _shown(split: Mapping[str, Axes]) -> str:
     return " ".join(f"{d}:{','.join(axes)}" for d, axes in split.items())
 
 
-def report_conflict(scope: Scope, conflict: Conflict, what: str, v: Var, where: Where | None) -> None:
-    mesh, rules = scope.setting.mesh, scope.setting.layout.rules
-    used = {axis for d in v.dims for axis in rules.get(d.name, ())}
-    free = [repr(axis) for axis, size in mesh.axes.items() if axis not in used and size > 1]
+def report_conflict(scope: Scope, claims: Claims, conflict: Conflict, what: str, v: Var, where: Where | None) -> None:
+    """Add a conflict between two claims to the layout's problems; the way out names axes that nothing claims."""
+    used = {axis for options in claims.options.values() for axes in options for axis in axes}
+    free = [repr(axis) for axis, size in scope.setting.mesh.axes.items() if axis not in used and size > 1]
     way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
     tensor = v.name.rpartition("/")[2] or "x"
     scope.setting.problems.setdefault(

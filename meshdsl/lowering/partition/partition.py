@@ -19,6 +19,7 @@ from .annotations import annotated_splits
 from .choose import Claims, choose
 from .equation import lower
 from .legality import all_in_one, named_by_layouts, report_conflict, shard_problems
+from .placement_ops import counted_dims
 from .planner import Seconds
 from .scope import Reader, Scope, Setting
 from .whole_dims import whole_dims
@@ -53,6 +54,7 @@ def partition(
         preferences(graph),
         problems,
         whole_dims(graph),
+        counted_dims(graph),
         annotated_splits(graph, layout.rules),
         seconds=seconds,
     )
@@ -134,7 +136,7 @@ def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     for conflict in claims.contested:
         if not {conflict.first, conflict.second} & set(hint):
             first_use = next((eqn.where for eqn in scope.graph.eqns if v in eqn.ins), None)
-            report_conflict(scope, conflict, v.name or "an input", v, first_use)
+            report_conflict(scope, claims, conflict, v.name or "an input", v, first_use)
     return scope.define(v, Sharding.of(choose(claims, hint, lambda assigned: 0)))
 
 

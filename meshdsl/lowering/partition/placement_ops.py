@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from ...control import KEEP
-from ...ir import Eqn, Op, Var
+from ...dims import names
+from ...ir import Eqn, Graph, Op, Var, walk
 from ...layouts import Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.placement import PREFER, RESHARD_TO_PRIVATE_DIM, SHARD
@@ -103,9 +104,8 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     else:
         target = Sharding.of({d.name: home.axes(d) for d in v.dims if alike[d]}, home.partial, home.kind)
     x = _scattered(scope, v, target, eqn)
-    names = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
-    renamed = Sharding.of({names[d]: axes for d, axes in target.split}, target.partial, target.kind)
-    result = scope.define(out, renamed)
+    renamed = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
+    result = scope.define(out, Sharding.of({renamed[d]: axes for d, axes in target.split}, target.partial, target.kind))
     scope.add(RENAME, [x], [result], eqn, shape=out.dims)
     if v in scope.reasons:
         scope.reasons[out] = scope.reasons[v]
@@ -147,6 +147,24 @@ def mark(scope: Scope, eqn: Eqn) -> None:
     scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(result,)))
 
 
+def counted_dims(graph: Graph) -> dict[Var, frozenset[str]]:
+    """For values whose filled slots are sent (`md.ragged`), under all their names, the dims that their counts have.
+
+    What is sent are whole runs of slots, so an exchange of such a value cuts and joins only these dims.
+    """
+    eqns = [eqn for eqn, _ in walk(graph) if eqn.op in (RAGGED, RENAME, PREFER, SHARD)]
+    counted: dict[Var, frozenset[str]] = {}
+    for eqn in eqns:
+        if eqn.op is RAGGED:
+            counted |= dict.fromkeys((eqn.ins[0], eqn.outs[0]), frozenset(names(eqn.ins[1].dims)))
+    pairs = [(eqn.ins[0], eqn.outs[0]) for eqn in eqns]
+    for x, y in (*pairs, *((y, x) for x, y in reversed(pairs))):
+        if x in counted:
+            renamed = {d.name: to.name for d, to in zip(x.dims, y.dims, strict=True)}
+            counted.setdefault(y, frozenset(renamed[d] for d in counted[x]))
+    return counted
+
+
 def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     """True if a rename moves an axis from another dim to a new name that is padded differently; see `rename_first`."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
@@ -166,8 +184,8 @@ def rename_first(scope: Scope, eqn: Eqn) -> None:
     (v,), (out,) = eqn.ins, eqn.outs
     home = scope.whole_version(v) or scope.default_sharding[v]
     x = scope.get(v, home, eqn)
-    names = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
-    result = scope.define(out, Sharding.of({names[d]: axes for d, axes in home.split}))
+    renamed = {d.name: to.name for d, to in zip(v.dims, out.dims, strict=True)}
+    result = scope.define(out, Sharding.of({renamed[d]: axes for d, axes in home.split}))
     scope.eqns.append(dataclasses.replace(eqn, ins=(x,), outs=(result,)))
     scope.start_from(out, Sharding.of(_renamed_axes(scope, eqn)), eqn)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from itertools import count, permutations, takewhile
 from operator import add
@@ -60,6 +60,23 @@ class Reshard(NamedTuple):
     extents: Extents
     itemsize: int
     seconds: Seconds | None = None  # to choose by time instead of bytes
+
+    def among(self, dims: Collection[str]) -> Reshard:
+        """The same reshard by steps that leave all other dims as they are; itself if one of these has to change."""
+        others = [d for d in self.shape if d.name not in dims]
+        if any(self.source.axes(d) != self.target.axes(d) for d in others):
+            return self
+        cut = [self.source.axes(d) for d in others]
+        source, target = (
+            Sharding.of({d: axes for d, axes in s.split if d in dims}, s.partial, s.kind)
+            for s in (self.source, self.target)
+        )
+        sizes = [self.extents.padded(d) // self.mesh.count(axes) for d, axes in zip(others, cut, strict=True)]
+        mesh = Mesh({axis: n for axis, n in self.mesh.axes.items() if all(axis not in axes for axes in cut)})
+        shape = tuple(d for d in self.shape if d.name in dims)
+        return self._replace(
+            source=source, target=target, shape=shape, mesh=mesh, itemsize=self.itemsize * math.prod(sizes)
+        )
 
     @property
     def steps(self) -> Steps:

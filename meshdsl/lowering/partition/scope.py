@@ -48,6 +48,7 @@ class Setting:
     hints: Mapping[Var, tuple[str, ...]]  # by value, the dims that win conflicts (from md.prefer)
     problems: dict[str, Where | None]  # unique texts in order, each with its source line in the model if it has one
     whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
+    counted_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see placement_ops
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     attempts: dict[object, Scope] = field(default_factory=dict[object, "Scope"])  # to lower the bodies of loops
@@ -137,7 +138,7 @@ class Scope:
         """The bytes that one device sends to get this version, or the picoseconds that it takes."""
         if v in self.unmaterialized:
             return 0
-        cost = min(self._reshard(x, target).cost for x in self._sources(v, target))
+        cost = min(self._reshard(v, x, target).cost for x in self._sources(v, target))
         copy = self._sent_narrow(v, target)
         return cost if copy is None else min(cost, sum(self.price(x, part) for x, part in copy))
 
@@ -150,9 +151,9 @@ class Scope:
                 return x
         if (copy := self._sent_narrow(v, target)) is not None:
             return self._computed_again(v, target, copy, eqn)
-        source = min(self._sources(v, target), key=lambda x: self._reshard(x, target).cost)
+        source = min(self._sources(v, target), key=lambda x: self._reshard(v, x, target).cost)
         x = source
-        reshard = self._reshard(source, target)
+        reshard = self._reshard(v, source, target)
         steps, flat = reshard.steps, reshard._replace(seconds=None).steps
         for step in steps:
             x = self._step(v, x, step, eqn, flat if steps != flat else ())
@@ -163,10 +164,12 @@ class Scope:
         copy = wide_copies(self.graph).get(v)
         if copy is None or target.partial or any(x.sharding.partial or x.sharding == target for x in self.versions[v]):
             return None
+        if any(target.axes(d) for d in copy.whole):
+            return None
         values = [(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in (copy.source, *copy.scales)]
         if any(x not in self.unmaterialized and (x not in self.versions or self.is_pending(x)) for x, _ in values):
             return None
-        cost = min(self._reshard(x, target).cost for x in self.versions[v])
+        cost = min(self._reshard(v, x, target).cost for x in self.versions[v])
         return values if sum(self.price(x, part) for x, part in values) < cost else None
 
     def _computed_again(
@@ -187,9 +190,11 @@ class Scope:
             raise InternalError(f"no version of {v} can become {target}: {[x.sharding for x in self.versions[v]]}")
         return sources
 
-    def _reshard(self, x: Var, target: Sharding) -> Reshard:
-        s = self.setting
-        return Reshard(x.sharding, target, x.dims, s.mesh, s.extents, x.dtype.itemsize, s.seconds)
+    def _reshard(self, v: Var, x: Var, target: Sharding) -> Reshard:
+        """The plan from a version; that of a value whose filled slots are sent leaves the dims that its counts lack."""
+        s, counted = self.setting, self.setting.counted_dims.get(v)
+        reshard = Reshard(x.sharding, target, x.dims, s.mesh, s.extents, x.dtype.itemsize, s.seconds)
+        return reshard if counted is None else reshard.among(counted)
 
     def _step(self, v: Var, x: Var, step: Step, eqn: Eqn | Reader, instead: Sequence[Step]) -> Var:
         """The next version; the plan by bytes is given if it is another one."""

@@ -1,4 +1,4 @@
-"""Values that are wider copies of others: casts to a wider dtype, and casts that a scale multiplies or divides.
+"""Values that are wider copies of others: casts to a wider dtype, also scaled and reshaped.
 
 A copy that another sharding is asked of need not cross the network: its narrow source does, with the scale, and each
 device computes the copy again. A quantised weight is thus gathered in its narrow form.
@@ -14,16 +14,21 @@ from typing import NamedTuple
 from ...ir import Eqn, Fuses, Graph, Var
 from ...ops.dtypes import CAST
 from ...ops.reductions import BROADCAST
+from ...ops.reshape import RESHAPE, TRANSPOSE
 
 SMALL = 16  # a scale has at most this fraction of the elements
 
 
 class Copy(NamedTuple):
-    """A wide value: the narrow one that it is computed from, the scales, and the equations, in order."""
+    """A wide value: the narrow one that it is computed from, the scales, and the equations, in order.
+
+    The dims in `whole`, which a reshape joins or divides, must not be split.
+    """
 
     source: Var
-    scales: tuple[Var, ...]
-    eqns: tuple[Eqn, ...]
+    scales: tuple[Var, ...] = ()
+    eqns: tuple[Eqn, ...] = ()
+    whole: frozenset[str] = frozenset()
 
 
 @lru_cache(maxsize=64)
@@ -35,8 +40,12 @@ def wide_copies(graph: Graph) -> Mapping[Var, Copy]:
         makers.update(dict.fromkeys(eqn.outs, eqn))
         x = eqn.ins[0] if eqn.ins else None
         if eqn.op is CAST and x is not None and x.dims and x.dtype.itemsize < eqn.outs[0].dtype.itemsize:
-            copy = copies.get(x, Copy(x, (), ()))
+            copy = copies.get(x, Copy(x))
             copies[eqn.outs[0]] = copy._replace(eqns=(*copy.eqns, eqn))
+        elif eqn.op in (RESHAPE, TRANSPOSE) and x in copies:
+            copy, changed = copies[x], set(x.dims) ^ set(eqn.outs[0].dims)
+            whole = copy.whole.union(d.name for d in changed)
+            copies[eqn.outs[0]] = copy._replace(eqns=(*copy.eqns, eqn), whole=whole)
         elif (copy := _scaled(eqn, makers, copies)) is not None:
             copies[eqn.outs[0]] = copy
     return copies
@@ -54,7 +63,7 @@ def _scaled(eqn: Eqn, makers: Mapping[Var, Eqn], copies: Mapping[Var, Copy]) -> 
     small = spread[0].ins[0] if spread else scale
     if _elements(small) * SMALL > _elements(eqn.outs[0]):
         return None
-    return Copy(copy.source, (*copy.scales, small), (*copy.eqns, *spread, eqn))
+    return copy._replace(scales=(*copy.scales, small), eqns=(*copy.eqns, *spread, eqn))
 
 
 def _elements(v: Var) -> int:

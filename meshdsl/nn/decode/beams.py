@@ -115,8 +115,8 @@ def _continuations(
 
 def _select(x: md.Tensor, index: md.Tensor, over: md.Dim) -> md.Tensor:
     """The slices of x along `over` at the indices `which`; the dims of `which` come first."""
-    picked_from = md.fresh_dim(md.Dim("picked_from", over.size), x.dims, index.dims)
-    return md.take(md.rename(x, **{over.name: picked_from.name}), index, picked_from)
+    picked_from = md.fresh_dim(md.Dim("picked_from", over.size), x.dims, index.dims).name
+    return md.take(md.rename(x, **{over.name: picked_from}), index, picked_from)
 
 
 def _move_to_parent(x: md.Tensor, parent: md.Tensor, beam: md.Dim) -> md.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import meshdsl as md
 
 from ..precision import DimLike, dim_of, new_dim
-from .single import chooser, wide_dtype
+from .single import at_least_float32, chooser
 
 
 def generate(
@@ -51,7 +51,7 @@ def generate(
 
     def next_token(logits: md.Tensor, dims: tuple[md.Dim, ...], t: Any) -> md.Tensor:
         vocab = next(d for d in logits.dims if d not in dims)
-        return choose(wide_dtype(logits), vocab, t)
+        return choose(at_least_float32(logits), vocab, t)
 
     logits, cache = step(prompt, empty((*rows, md.Dim(memory, length_dim.size + token.size))), 0)
     last = md.reshape(

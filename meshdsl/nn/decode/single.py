@@ -121,7 +121,7 @@ def _decode(
     def decode_position(carry: Any, t: md.Tensor) -> Any:
         last, done, cache = carry
         logits, vocab, cache = run(step, last, cache, t, md.iota(memory_dim) <= t)
-        token = choose(wide_dtype(logits), vocab, t)
+        token = choose(at_least_float32(logits), vocab, t)
         token = md.where(done, padding, token)
         return (token, done | (token == end), cache), token
 
@@ -132,6 +132,6 @@ def _decode(
     return md.rename(md.transpose(tokens, [batch, steps]), **{steps.name: length.name})
 
 
-def wide_dtype(logits: md.Tensor) -> md.Tensor:
+def at_least_float32(logits: md.Tensor) -> md.Tensor:
     """The logits, cast to float32 if their dtype is narrower."""
     return md.cast(logits, "float32") if logits.dtype.itemsize < 4 else logits

@@ -77,7 +77,7 @@ def unweighted(assignment: Assignment) -> tuple[Assignment, md.Tensor]:
     weights = md.zeros([*groups, slots], by[0].weight.dtype)
     for choice in by:
         index = md.where(choice.kept, choice.expert * slot.size + choice.slot, slots.size)
-        weights = md.put_add(weights, index, choice.weight, slots)
+        weights = md.put_add(weights, index, choice.weight, slots, drop=True)
     ones = md.ones(by[0].weight.dims, by[0].weight.dtype)
     return replace(assignment, by=tuple(replace(c, weight=ones) for c in by)), md.unflatten(
         weights, slots, [expert, slot]
@@ -144,14 +144,14 @@ def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
         """The value of each slot's choice [groups, expert, slot]; 0 for an empty slot."""
         slots = md.broadcast(md.cast(0, values[0].dtype), [*groups, slot_dim])
         for index, value in zip(slot_indices, values, strict=True):
-            slots = md.put_add(slots, index, value, slot_dim)
+            slots = md.put_add(slots, index, value, slot_dim, drop=True)
         return md.unflatten(slots, slot_dim, [expert, slot])
 
     def read(y: md.Tensor, slot_indices: Sequence[md.Tensor]) -> list[md.Tensor]:
         """The contents of each choice's slot [groups, token, ...]; zero for a choice without a slot."""
         every = md.fresh_dim(slot_dim, y.dims)
         flat = md.flatten(y, [expert, slot], every)
-        return [md.take(flat, index, every) for index in slot_indices]
+        return [md.take(flat, index, every, drop=True) for index in slot_indices]
 
     def weighted(y: md.Tensor, weight: md.Tensor) -> md.Tensor:
         return md.cast(y, _wide(y)) * md.cast(md.cast(weight, y.dtype), _wide(y))
@@ -159,7 +159,7 @@ def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
     holder = md.inverse_index(*slot_indices, over=token, into=[expert, slot])  # the token in each slot; -1 if empty
 
     def send(x: md.Tensor, holder: md.Tensor, slot_indices: list[md.Tensor]) -> md.Tensor:
-        return md.take(x, holder, token)
+        return md.take(x, holder, token, drop=True)
 
     def send_back(saved: tuple[Any, ...], ct: md.Tensor) -> tuple[md.Tensor, None, None]:
         slot_indices, dims = saved
@@ -173,7 +173,7 @@ def _chosen(assignment: Assignment, choices: tuple[Choice, ...]) -> Dispatch:
         rest = [d for d in y.dims if d not in (*groups, expert, slot)]
         products = [md.cast(v, _wide(v)) * md.cast(ct, _wide(v)) for v in read(y, slot_indices)]
         for_weights = [md.cast(md.sum(p, rest), w.dtype) for p, w in zip(products, weights, strict=True)]
-        for_y = md.cast(weighted(md.take(ct, holder, token), in_slots(weights, slot_indices)), y.dtype)
+        for_y = md.cast(weighted(md.take(ct, holder, token, drop=True), in_slots(weights, slot_indices)), y.dtype)
         return md.transpose(for_y, y.dims), for_weights, None, None
 
     sends = md.custom_vjp(send, lambda x, *args: (send(x, *args), (args[1], x.dims)), send_back)
@@ -191,6 +191,6 @@ def _picked(assignment: Assignment, picks: Picks) -> Dispatch:
         rest = [d for d in y.dims if d not in picks.token.dims]
         each = md.cast(y, _wide(y)) * md.cast(md.cast(picks.weight, y.dtype), _wide(y))
         zeros = md.broadcast(md.cast(0, each.dtype), [*groups, token, *rest])
-        return md.cast(md.put_add(zeros, holder, each, token), y.dtype)
+        return md.cast(md.put_add(zeros, holder, each, token, drop=True), y.dtype)
 
-    return Dispatch(lambda x: md.take(x, holder, token), receive)
+    return Dispatch(lambda x: md.take(x, holder, token, drop=True), receive)

@@ -76,7 +76,8 @@ def by_node(assignment: Assignment, node: DimLike) -> NodeExchange:
     )  # fmt: skip
 
     def stacked(values: list[md.Tensor]) -> md.Tensor:
-        return md.take(md.stack([md.transpose(x, first[0].slot.dims) for x in values], choice), holder, token)
+        together = md.stack([md.transpose(x, first[0].slot.dims) for x in values], choice)
+        return md.take(together, holder, token, drop=True)
 
     # 0: no expert
     places = stacked([md.where(c.kept, c.expert * slot.size + c.slot + 1, 0) for c in by])

@@ -109,7 +109,7 @@ def _ids(router: str, options: Mapping[str, Any], expert: md.Dim) -> md.Tensor:
     table = _integers("table", table)
     if len(table.dims) != 1:
         raise md.ShapeError(f"table= must have one dim, the token id, and hold experts; got {table.type}")
-    return md.take(table, ids, table.dims[0])
+    return md.take(table, ids, table.dims[0], drop=True)
 
 
 def _tensor(name: str, x: Any) -> md.Tensor:

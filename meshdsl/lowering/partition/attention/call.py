@@ -41,7 +41,7 @@ class AttentionCall:
             operands = zip(eqn.ins, labels.ins, strict=True)
             return sum(scope.price(v, apply(names, assigned)) for v, names in operands)
 
-        return AttentionCall(scope, eqn, labels, choose(claims, settle_conflicts(scope, eqn, labels, claims), price))
+        return AttentionCall(scope, eqn, labels, choose(*settle_conflicts(scope, eqn, labels, claims), price))
 
     @property
     def how(self) -> Names:
