@@ -205,8 +205,7 @@ def test_a_step_reads_no_gradient_of_frozen_weights(guard: bool, microbatches: i
     )  # fmt: skip
     params, state = workload.init(md.random.key(0))
     batch = {"x": md.random.normal(md.random.key(1), "batch:8 d:8")}
-    knobs = {"microbatches": microbatches} if microbatches > 1 else {}
-    step = md.compile(workload.train_step(guard=guard), "c:4", "batch:c", **knobs)
+    step = md.compile(workload.train_step(guard=guard), plan=md.Plan("c:4", "batch:c", microbatches=microbatches))
     new, _, metrics = step(params, state, batch)
     assert not np.array_equal(new["w"].numpy(), params["w"].numpy()) and np.isfinite(new["w"].numpy()).all()
     assert metrics.get("non_finite", md.zeros([])).item() == 0

@@ -91,7 +91,7 @@ def test_metric_of_microbatches_is_that_of_the_batch(parts: int, mesh: str, layo
     batch = {"value": md.tensor(value, "batch"), "mask": md.tensor(mask, "batch")}
     of = workload(joined)
     params, state = of.init(md.random.key(0))
-    step = md.compile(of.train_step(guard=True), mesh, layout, **({"microbatches": parts} if parts > 1 else {}))
+    step = md.compile(of.train_step(guard=True), plan=md.Plan(mesh, layout, microbatches=parts))
     after, _, metrics = step(params, state, batch)
     (loss, wanted), slope = jax.value_and_grad(reference, has_aux=True)(1.0, value, mask)
     assert after["w"].item() == pytest.approx(1 - 0.5 * float(slope), rel=1e-5)
@@ -247,6 +247,7 @@ def test_bundled_losses_do_not_count_ignored_targets():
     logits, targets = np.random.default_rng(0).standard_normal((3, 4, 5)).astype("float32"), np.full((3, 4), -100)
     targets[0, 1], targets[2] = 3, 2
     names, at = "batch length vocab", md.tensor(targets.astype("int32"), "batch length")
-    found = causal.loss(lambda params, batch: md.tensor(logits, names))({}, {"targets": at})
+    logits_of = md.model(lambda batch: md.tensor(logits, names))
+    found = causal.loss(logits_of)({}, {"targets": at})
     each = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.maximum(targets, 0)[..., None], -1)[..., 0]
     assert found.item() == pytest.approx(each[targets >= 0].mean(), rel=1e-6)
