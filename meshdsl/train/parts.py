@@ -35,28 +35,23 @@ def check_microbatches(
 ) -> None:
     """Raises `MeshdslError` if a batch and its parts give different losses or metrics.
 
-    It compares one micro-batch with parts of it, so that no more memory is needed than in training.
+    It compares two micro-batches together with each of them, so that a forward pass needs little more memory than
+    training.
     """
     over, group = workload.parts_along()
-    split = {name: x for name, x in batch.items() if over in _names(workload, name)}
-    units = min(x.shape[_names(workload, name).index(over)] for name, x in split.items()) // group
-    size = units // n if units // n > 1 else 2 * (units // n)
-    parts = next((k for k in range(2, size + 1) if size % k == 0), 0)
-    if not parts:
-        return
+    along = {name: _names(workload, name).index(over) for name in batch if over in _names(workload, name)}
+    size = min(batch[name].shape[axis] for name, axis in along.items()) // group // n
 
-    def rows(chosen: np.ndarray) -> dict[str, np.ndarray]:
-        indices = (chosen[:, None] * group + np.arange(group)).reshape(-1)
-        taken = {name: x.take(indices, _names(workload, name).index(over)) for name, x in split.items()}
-        return {**batch, **taken}
+    def evaluated(groups: np.ndarray) -> Mapping[str, Sums]:
+        rows = (groups[:, None] * group + np.arange(group)).reshape(-1)
+        return evaluate({**batch, **{name: batch[name].take(rows, axis) for name, axis in along.items()}})
 
-    units_of_all = np.arange(size)
-    whole = evaluate(rows(units_of_all))
-    each = [evaluate(rows(units_of_all[i::parts])) for i in range(parts)]
-    for name, (of_all, of_parts) in _different(whole, joined(each), each, tolerance).items():
+    both = np.arange(2 * size)
+    whole, parts = evaluated(both), [evaluated(both[i::2]) for i in range(2)]
+    for name, (one, other) in _different(whole, joined(parts), parts, tolerance).items():
         raise md.MeshdslError(
-            f"{name!r} of {workload.name} is {of_all:.6g} for {size * group} elements of {over!r}, and {of_parts:.6g} "
-            f"for {parts} parts of them, joined as the workload says: micro-batches would change what is trained\n"
+            f"{name!r} of {workload.name} is {one:.6g} for {2 * size * group} elements of {over!r}, and {other:.6g} "
+            "for both halves, joined as the workload says: micro-batches would change what is trained\n"
             f"  {_way_out(whole[name].plain)}"
         )
 

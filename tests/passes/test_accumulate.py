@@ -118,7 +118,10 @@ def test_accumulate_in_bfloat16_reduces_each_weight_once(mode: str, reduce: str)
         layers=3, batch=16, length=8, d_model=16, d_ff=32, vocab=64, heads=4, d_head=4, compute_dtype="bfloat16",
         reduce_dtype=reduce,
     )  # fmt: skip
-    loss, adam = workload.loss(workload.config), md.optim.adam(1e-3)
+    logits_of, adam = workload.model(workload.config), md.optim.adam(1e-3)
+
+    def loss(params: Any, batch: Any) -> md.Tensor:  # of as many targets in each part
+        return md.mean(md.nn.softmax_cross_entropy(logits_of(params, batch), batch["targets"], ignore=None))
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         value, grads = md.accumulate(lambda part: md.value_and_grad(loss)(params, part), batch, steps=4)
@@ -165,3 +168,15 @@ def test_accumulate_of_what_it_cannot_cut_says_so() -> None:
         md.accumulate(lambda part: md.sum(part), x, steps=2, over="rows")
     with pytest.raises(md.ShapeError, match="booleans have no sum"):
         md.accumulate(lambda part: md.any(part > 0), x, steps=2)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_accumulate_numbers_its_parts(steps: int) -> None:
+    x = np.random.default_rng(0).integers(0, 9, (6, 2)).astype("float64")
+
+    def weighted(x: md.Tensor) -> Any:
+        return md.accumulate(lambda part, number: (part.sum("batch") * (number + 1), number), x, steps, numbered=True)
+
+    total, numbers = md.compile(weighted, "r:2", "batch:r")(md.tensor(x, "batch io"))
+    np.testing.assert_array_equal(total.numpy(), sum((i + 1) * x[i::steps].sum(0) for i in range(steps)))
+    assert numbers.item() == steps * (steps - 1) // 2

@@ -247,7 +247,7 @@ def test_bundled_losses_do_not_count_ignored_targets():
     logits, targets = np.random.default_rng(0).standard_normal((3, 4, 5)).astype("float32"), np.full((3, 4), -100)
     targets[0, 1], targets[2] = 3, 2
     names, at = "batch length vocab", md.tensor(targets.astype("int32"), "batch length")
-    model = md.model(lambda batch: md.tensor(logits, names))
-    found = causal.loss(model)({}, {"targets": at})
+    logits_of = md.model(lambda batch: md.tensor(logits, names))
+    found = causal.loss(logits_of)({}, {"targets": at})
     each = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.maximum(targets, 0)[..., None], -1)[..., 0]
     assert found.item() == pytest.approx(each[targets >= 0].mean(), rel=1e-6)

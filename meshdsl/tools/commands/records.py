@@ -75,7 +75,8 @@ def _step_line(record: Mapping[str, Any]) -> str:
 def _eval_line(record: Mapping[str, Any]) -> str:
     bits = f", {record['bits_per_byte']:.4f} bits per byte" if record.get("bits_per_byte") is not None else ""
     loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
-    return f"step {record['step']:>6}  eval loss {loss}{bits}"
+    means = f" (means over batches: {', '.join(record['averaged'])})" if record.get("averaged") else ""
+    return f"step {record['step']:>6}  eval loss {loss}{bits}{means}"
 
 
 def _start_line(record: Mapping[str, Any]) -> str:
