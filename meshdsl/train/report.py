@@ -38,11 +38,12 @@ def size(n: float) -> str:
 
 
 def collectives(program: Any) -> list[dict[str, Any]]:
-    """The collectives of a program, summed per kind and axes: counts and bytes per device, with loop trips included."""
-    rows: dict[tuple[str, tuple[str, ...]], dict[str, Any]] = {}
+    """The collectives of a program by kind, axes and dtype: counts and bytes per device, with loop trips included."""
+    rows: dict[tuple[str, tuple[str, ...], str], dict[str, Any]] = {}
     for record in program.collectives:
-        fresh = {"kind": record.kind, "axes": list(record.axes), "count": 0, "bytes": 0, "wire_bytes": 0}
-        row = rows.setdefault((record.kind, record.axes), fresh)
+        kind, axes, dtype = record.kind, record.axes, record.dtype.name
+        fresh = {"kind": kind, "axes": list(axes), "dtype": dtype, "count": 0, "bytes": 0, "wire_bytes": 0}
+        row = rows.setdefault((kind, axes, dtype), fresh)
         row["count"] += record.count
         row["bytes"] += record.count * record.bytes
         row["wire_bytes"] += record.count * record.wire_bytes
@@ -55,10 +56,9 @@ def collective_table(program: Any) -> str:
     if not rows:
         return "none"
     total: Mapping[str, int] = {key: sum(row[key] for row in rows) for key in ("count", "bytes", "wire_bytes")}
-    lines = [[row["kind"], ",".join(row["axes"]), *_sizes(row)] for row in rows]
-    return table(
-        ["kind", "axes", "count", "bytes", "sent by a device"], [*lines, ["total", "", *_sizes(total)]], left=2
-    )
+    lines = [[row["kind"], ",".join(row["axes"]), row["dtype"], *_sizes(row)] for row in rows]
+    header = ["kind", "axes", "dtype", "count", "bytes", "sent by a device"]
+    return table(header, [*lines, ["total", "", "", *_sizes(total)]], left=3)
 
 
 def _sizes(row: Mapping[str, Any]) -> list[str]:

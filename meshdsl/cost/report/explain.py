@@ -87,7 +87,7 @@ def collective_text(report: Report, number: int, edits: Sequence[LayoutEdit]) ->
         ("sends", f"{most}{show_bytes(record.wire_bytes)} each from every {report.machine.device}, "
                   f"along {_lanes(report, record.axes)}"),
     ]  # fmt: skip
-    title = f"collective {number}: {record.op} of {record.size}, {times}"
+    title = f"collective {number}: {record.op} of {record.size} in {record.dtype.name}, {times}"
     lines = [title, *(wrapped(text.split(" "), f"  {name:<13} ", 16) for name, text in rows)]
     removing = [edit for edit in edits if removes(edit, line)]
     lines += ["", *_removed_by(report, line, removing)]

@@ -175,10 +175,11 @@ def sent_table(report: Report, sends: Sequence[CommGroup]) -> str:
 
 def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
     """One row for each line of the model and cause, most exposed first, at most three; then one row for the rest."""
-    groups: dict[tuple[Where, bool, str, int], list[Cost]] = {}
+    groups: dict[tuple[Where, bool, str, str], list[Cost]] = {}
     for cost in group.costs:
-        record = cost.line.record
-        groups.setdefault((cost.line.where, cost.line.backward, str(cost.line.cause), record.bytes), []).append(cost)
+        line, record = cost.line, cost.line.record
+        each = f"{show_bytes(record.bytes)} {_short(record.dtype)}"
+        groups.setdefault((line.where, line.backward, str(line.cause), each), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
     for (where, backward, cause, each), costs in ranked[:3]:
         first = report.sends.index(costs[0])
@@ -186,7 +187,7 @@ def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
             f"{first}+" if len(costs) > 1 else first,
             line_of(where),
             "bwd" if backward else "fwd",
-            show_bytes(each),
+            each,
             round(sum(cost.line.trips for cost in costs), 4),
             percent(sum(cost.exposed for cost in costs), report.seconds),
             f"{cause} on {','.join(group.axes)}",
