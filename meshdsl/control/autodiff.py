@@ -157,8 +157,8 @@ def vjp_of_graph(
     """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
     The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`
-    (default: all). Its results are the graph's results, then a cotangent for each active floating input (possibly zeros). The forward
-    values are those that the forward half computes.
+    (default: all). Its results are the graph's results, then a cotangent for each active floating input (possibly
+    zeros). The forward values are those that the forward half computes.
     """
     n, read = len(graph.ins), [True] * len(graph.outs) if read is None else read
     floating = [on and is_floating(v) for v, on in zip(graph.outs, read, strict=True)]
