@@ -151,14 +151,16 @@ def values_behind(graph: Graph, read: Sequence[bool]) -> set[Var]:
     return {v for eqn in sources_of(graph.eqns, outs) for v in eqn.ins} | set(outs)
 
 
-def vjp_of_graph(graph: Graph, active: Sequence[Active], read: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
+def vjp_of_graph(
+    graph: Graph, active: Sequence[Active], read: Sequence[bool] | None = None
+) -> tuple[Graph, set[Var], list[int]]:
     """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
-    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`. Its
-    results are the graph's results, then a cotangent for each active floating input (possibly zeros). The forward
-    values are those that the forward half computes.
+    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`
+    (default: all). Its results are the graph's results, then a cotangent for each active floating input (possibly
+    zeros). The forward values are those that the forward half computes.
     """
-    n = len(graph.ins)
+    n, read = len(graph.ins), [True] * len(graph.outs) if read is None else read
     floating = [on and is_floating(v) for v, on in zip(graph.outs, read, strict=True)]
     cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
     wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and is_floating(v)]

@@ -50,11 +50,9 @@ class Claims:
                 left.add(label, tuple(axis for axis in axes if axis not in taken))
         return left
 
-    def without_taken(self, new: Collection[str]) -> Claims:
-        """The same claims without those of `new` labels to an axis that another label claims."""
-        taken = {
-            axis for label, options in self.options.items() if label not in new for axes in options for axis in axes
-        }
+    def without_taken(self, new: Collection[str], kept: Collection[str | None]) -> Claims:
+        """The same claims without those of `new` labels to an axis that a label in `kept` claims."""
+        taken = {axis for label, options in self.options.items() if label in kept for axes in options for axis in axes}
         left = Claims()
         left.annotations = self.annotations
         left.options = {

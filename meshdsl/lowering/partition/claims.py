@@ -118,7 +118,8 @@ def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> 
     preferred = [label for _, names, hint in hints for d in hint if (label := names[d]) is not None]
     if not eqn.backward:
         present = {label for names in labels.ins for label in names.values()}
-        claims = claims.without_taken(set(claims.options) - present - set(preferred) - set(claims.annotations))
+        kept = {label for names in labels.outs for label in names.values() if label in present}
+        claims = claims.without_taken(set(claims.options) - present - set(preferred) - set(claims.annotations), kept)
     for conflict in claims.contested:
         pair = {conflict.first, conflict.second}
         tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
