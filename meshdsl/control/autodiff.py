@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ShapeError, TraceError, at
 from ..ir import Eqn, Graph, Var, sources_of
 from ..ops.creation import zeros_like
-from ..ops.dtypes import REDUCED_IN, kind
+from ..ops.dtypes import CAST, REDUCED_IN, kind
 from ..ops.elementwise import add
 from ..trace import Tensor, as_tensor, bind, location, trace, tree
 from .carry import leaves_of
@@ -111,7 +111,7 @@ class _Tape:
     def _add(self, pending: dict[Var, Tensor], vars: Sequence[Var], cts: Sequence[Tensor | None]) -> None:
         for var, ct in zip(vars, cts, strict=True):
             if ct is not None and var in self.moving:
-                ct = fit(ct, self.env[var], self._cotangent_dtype(var))
+                ct = fit(ct, self.env[var], self._cotangent_dtype(var), var in self.weights)
                 pending[var] = add(pending[var], ct) if var in pending else ct
 
     def _apply(self, eqn: Eqn, pending: dict[Var, Tensor], residuals: Any) -> Any:
@@ -127,8 +127,8 @@ class _Tape:
                 f"  it is applied to {env[eqn.ins[0]].type}, through which a gradient was asked for\n"
                 "  wrap its operand in md.stop_gradient(x) if it should count as a constant"
             )
-        if op is REDUCED_IN and eqn.outs[0] in self.weights:
-            return cts  # the whole gradient of the weight is cast, by `Weight.reduced`
+        if op in (CAST, REDUCED_IN) and eqn.outs[0] in self.weights:
+            return cts  # `fit` casts it, and `Weight.reduced` the whole gradient
         outs = [env[v] for v in eqn.outs]
         several = len(outs) > 1
         to_dtypes = [self._cotangent_dtype(v) for v in eqn.ins]

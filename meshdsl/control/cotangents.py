@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ir import Eqn, Fuses, Linear, Type, Var
 from ..ops.creation import zeros_like
-from ..ops.dtypes import CAST, cast, cast_parts, wide_dtype
+from ..ops.dtypes import CAST, cast, cast_parts, kind, wide_dtype
 from ..ops.reductions import broadcast, total
 from ..ops.reshape import transpose
 from ..trace import Tensor
@@ -60,11 +60,16 @@ def zero_cotangent(x: Any, active: Active) -> Tensor:
     return zeros_like(Type(x.dims, cotangent_dtype(x, active)))
 
 
-def fit(ct: Tensor, primal: Tensor, dtype: np.dtype) -> Tensor:
-    """Sum, broadcast, transpose and cast a cotangent to the dims and order of its primal, and to a dtype."""
+def fit(ct: Tensor, primal: Tensor, dtype: np.dtype, parts: bool = False) -> Tensor:
+    """Sum, broadcast, transpose and cast a cotangent to the dims and order of its primal, and to a dtype.
+
+    With `parts`, devices add up a gradient in that dtype.
+    """
     if extra := [d for d in ct.dims if d not in primal.dims]:
         ct = cast_parts(total(cast(ct, wide_dtype(ct.dtype)), extra), dtype)
-    return cast(broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims), dtype)
+    ct = broadcast(ct, primal.dims) if len(ct.dims) < len(primal.dims) else transpose(ct, primal.dims)
+    narrows = kind(ct.dtype) == kind(dtype) == "f" and dtype.itemsize < ct.dtype.itemsize
+    return cast_parts(ct, dtype) if parts and narrows else cast(ct, dtype)
 
 
 def copies(eqn: Eqn, moving: Sequence[Var]) -> bool:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 
 from ..control.host import keep_on_device
 from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, readers_of, rewritten
-from ..ops.dtypes import CAST_PARTS, REDUCED_IN
+from ..ops.dtypes import CAST, CAST_PARTS, REDUCED_IN
 from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
 from .finish_rows import finish_rows_after_loops
-from .narrow_products import narrow_products
+from .narrow_products import narrow_products, widens
 from .unmade import recompute_inside_loops
 
 
@@ -58,22 +58,30 @@ def simplify(graph: Graph) -> Graph:
 
 
 def cast_rows_in_loops(graph: Graph) -> Graph:
-    """The graph in which loops cast the parts of sums that are only read so, and stack the narrow rows."""
-    readers, narrow, eqns = readers_of(graph), dict[Var, Eqn](), list[Eqn]()
-    for eqn in (eqn.map_graphs(cast_rows_in_loops) for eqn in graph.eqns):
-        if eqn.op is CAST_PARTS and eqn.ins[0] in narrow:
-            continue
-        rows = eqn.outs[eqn.scan.carries :] if eqn.scan is not None else ()
-        for v in rows:
-            if v not in graph.outs and [each.op for each in readers.get(v, ())] == [CAST_PARTS]:
-                narrow[v] = readers[v][0]
-                eqn = _with_cast_row(eqn, v, narrow[v])
-        eqns.append(eqn)
+    """The graph in which loops cast rows that are only read so: parts of sums, and others to a wider dtype.
+
+    Parts are stored in the narrow dtype then, and micro-batches add up what the loop over layers stacks.
+    """
+    readers, moved, eqns = readers_of(graph), set[Eqn](), list[Eqn]()
+    for original in graph.eqns:
+        eqn = original.map_graphs(cast_rows_in_loops)
+        rows = list(original.outs[original.scan.carries :]) if original.scan is not None else []
+        for v in rows:  # grows
+            read = readers.get(v, [])
+            if v not in graph.outs and len(read) == 1 and _may_move_into_loop(read[0]):
+                moved.add(read[0])
+                rows.append(read[0].outs[0])
+                eqn = _with_cast_row(eqn, v, read[0])
+        eqns += [] if original in moved else [eqn]
     return graph.replace(eqns=tuple(eqns))
 
 
+def _may_move_into_loop(eqn: Eqn) -> bool:
+    return eqn.op is CAST_PARTS or (eqn.op is CAST and widens(eqn.ins[0].dtype, eqn.outs[0].dtype))
+
+
 def _with_cast_row(loop: Eqn, v: Var, cast: Eqn) -> Eqn:
-    """The loop that stacks the rows of v cast to a narrower dtype."""
+    """The loop that stacks the rows of v cast to another dtype."""
     assert loop.scan is not None
     i, body = loop.outs.index(v), loop.scan.body
     row = Var(body.outs[i].dims, cast.outs[0].dtype)

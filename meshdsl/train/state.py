@@ -87,12 +87,10 @@ class Keeping:
             "skipped_in_a_row": state.skipped_in_a_row,
             **({"description": _short(description)} if description else {}),
             **({"position": position} if position is not None else {}),
-            **more,
         }
+        config = {**(self.config or {}), **({"run": more} if more else {})} or None
         key = md.random.key(seed)
-        saved = self.checkpoints.save(
-            state.step, state.tree, config=self.config, data=data, key=key, wait=wait or self.wait
-        )
+        saved = self.checkpoints.save(state.step, state.tree, config=config, data=data, key=key, wait=wait or self.wait)
         state.saved = state.step if saved else state.saved
         return saved
 
@@ -131,6 +129,11 @@ class Keeping:
             )
         where = f"step {restored.step} of {source.directory}"
         data = restored.data if isinstance(restored.data, dict) else {}
+        config = restored.config if isinstance(restored.config, dict) else {}
+        before = run if isinstance(run := config.get("run"), dict) else {}
+        optimizer = (
+            _differences("optimizer", before["optimizer"], more.get("optimizer")) if "optimizer" in before else []
+        )
         if any(type(data.get(name)) is not int for name in ("seed", "skipped", "skipped_in_a_row")):
             raise UsageError(f"{where} was not saved by `meshdsl train`")
         if data["seed"] != seed:
@@ -139,12 +142,11 @@ class Keeping:
                 f"{seed}\n  to continue with the same batches and random numbers, use --seed {data['seed']}"
             )
         if changes_of_state.any and not optimizer_changed:
-            optimizers = _differences("optimizer", data.get("optimizer"), more.get("optimizer"))
             raise UsageError(
                 "\n  ".join(
                     [
                         f"{where} has the state of another optimizer",
-                        *optimizers,
+                        *optimizer,
                         str(changes_of_state),
                         "to continue like this, use --optimizer-changed (optimizer_changed=True); otherwise use the "
                         "saved optimizer, or another directory",
@@ -158,8 +160,8 @@ class Keeping:
         changes = [
             *_changes(restored.config, self.config),
             *_differences("data", data.get("description"), _short(description)),
-            *_rows(restored.step, data, more, description),
-            *_differences("optimizer", data.get("optimizer"), more.get("optimizer")),
+            *([] if "position" in data else _rows(restored.step, before, more, description)),
+            *optimizer,
             *([str(changes_of_state)] if changes_of_state.any else []),
         ]
         return Resumed(state, f"{source.directory}", changes, changes_of_state.to_dict())
@@ -293,7 +295,7 @@ def _rows(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], descripti
     """How many rows are skipped, or seen twice, because the size of a batch has changed."""
     before, after = saved.get("rows"), now.get("rows")
     ordered = isinstance(description, Mapping) and description.get("kind") in ("tokens", "datasets")
-    if type(before) is not int or type(after) is not int or before == after or "position" in saved:
+    if type(before) is not int or type(after) is not int or before == after:
         return []
     if isinstance(description, Mapping) and not ordered:
         return [f"a batch had {before} rows, now it has {after}"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.ir import walk
 from meshdsl.models.transformer import lm
 from tests.compile.steps import Model
 from tests.compile.steps_law import Case, Plan
@@ -113,6 +114,27 @@ def test_widths_of_totals_are_at_least_32_bits(dtype: str, layout: str) -> None:
         (total,) = md.simulate(program, w.numpy(), ONES.numpy())
         assert total.dtype == w.dtype
         assert np.all(total.astype("float64") == 512), f.__name__
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_widths_of_totals_of_pipelines_are_32_bits(dtype: str) -> None:
+    """The weights' gradients, over 8 micro-batches of two stages, are added up in float32 and sent in their dtype."""
+    sizes = {"layers": 2, "batch": 16, "length": 4, "d_model": 8, "d_ff": 16, "vocab": 16, "heads": 2, "d_head": 4}
+    workload = lm.replace(**sizes, param_dtype=dtype, compute_dtype="bfloat16")
+    loss = workload.loss(workload.config)
+
+    def gradients(params: Any, batch: Any) -> Any:
+        return md.accumulate(lambda part: md.grad(lambda p: loss(p, part))(params), batch, 8)
+
+    params, _, batch = workload.specs()
+    program = md.compile(gradients, "stages:2 rows:2", "layer:stages; batch:rows").program(params, batch)
+    loops = [eqn.scan for eqn, _ in walk(program) if eqn.scan is not None]
+    carried = [v for scan in loops for v in scan.body.outs[: scan.carries]]
+    totals = [v for v in carried if v.dtype.kind != "i" and "batch" not in {d.name for d in v.dims} and len(v.dims) > 1]
+    assert len(totals) >= 8
+    assert {v.dtype.name for v in totals} == {"float32"}
+    sums = {c.dtype.name for c in program.collectives if c.kind == "all_reduce" and c.bytes > 8}
+    assert sums == {dtype}
 
 
 To = Callable[[md.Tensor], md.Tensor]

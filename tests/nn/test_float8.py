@@ -133,7 +133,7 @@ def test_float8_weights_of_a_layout_are_gathered_narrow(name: str) -> None:
     assert float(md.simulate(program, BIG.numpy(), ROWS.numpy())[0]) == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", QUANTISED.keys() - {"int8"})
+@pytest.mark.parametrize("name", [name for name in QUANTISED if name != "int8"])
 @pytest.mark.parametrize("regather", [False, True])
 def test_float8_weights_of_a_sharded_update_are_gathered_narrow(name: str, regather: bool) -> None:
     def step(w: md.Tensor, x: md.Tensor) -> md.Tensor:
