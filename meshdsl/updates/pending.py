@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from ..ir import Cond, Eqn, Graph, Linear, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
+from ..lowering.partition.control import LARGE_STACK
 from ..ops.dtypes import CAST_PARTS
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
 from .regions import uses
 
-LARGE_STACK = 1 << 20  # bytes of the gradients of all layers; a larger stack is scattered layer by layer
 SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
 

@@ -102,17 +102,18 @@ def test_the_cast_comes_before_the_gather_and_sums_are_scattered_in_loops() -> N
     """Sums of large stacks in every trip, so that no device stores all of its parts; those of small ones together."""
 
     def records_of(width: int) -> list[Any]:
-        workload = lm.replace(layers=3, batch=8, length=8, d_model=width, d_ff=width, compute_dtype="bfloat16")
+        sizes = {"layers": 16, "batch": 8, "length": 8, "d_model": width, "d_ff": width, "d_head": width // 8}
+        workload = lm.replace(**sizes, compute_dtype="bfloat16")
         layout = "batch:x; d_ff:y; heads:y; vocab:y"
         step = md.compile(workload.train_step(), "x:4 y:2", layout, weight_update="sharded")
         return list(step.program(*workload.specs()).collectives)
 
     small = [r for r in records_of(16) if r.kind == "reduce_scatter" and r.dtype.name == "float32"]
     assert all(r.count == 1 for r in small)
-    records = records_of(1024)
+    records = records_of(2048)
     wide = [r for r in records if r.kind == "all_gather" and "feed_forward/w" in r.name]
     assert [r.dtype.name for r in wide] == ["bfloat16"] * 2
-    scattered = [r for r in records if r.kind == "reduce_scatter" and r.count == 3]
+    scattered = [r for r in records if r.kind == "reduce_scatter" and r.count == 16]
     assert len(scattered) == 6  # q, k, v, o and the two of the feed-forward layer, in every trip
     assert not [r for r in records if r.kind == "all_reduce" and "x" in r.axes and r.bytes > 8]
 

@@ -20,7 +20,7 @@ from .pending_sums import Body, PendingSums
 from .scope import Reader, Scope
 
 CARRIED = Cause(Because.CARRIED)
-LARGE_STACK = 1 << 20  # bytes of the pending rows of a loop
+LARGE_STACK = 1 << 26  # bytes of the pending rows of a loop that are worth the latency of a collective in each trip
 Lower = Callable[[Scope, Sequence[Eqn]], None]  # adds equations to the program being built
 Given = Sharding | Eqn  # an input of a body: its sharding, or the equation that computes it inside the body
 _Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its carry's shardings, its body, its programs
