@@ -10,12 +10,12 @@ i is taken to count, as a step or a loop's trip does (Xu et al., 2020, section 3
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..control.host import keep_on_device
 from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, readers_of, rewritten
 from ..ops.dtypes import CAST, CAST_PARTS, REDUCED_IN
-from ..ops.elementwise import EQUAL, NOT_EQUAL, REMAINDER
+from ..ops.elementwise import ADD, EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
 from .finish_rows import finish_rows_after_loops
@@ -58,26 +58,27 @@ def simplify(graph: Graph) -> Graph:
 
 
 def cast_rows_in_loops(graph: Graph) -> Graph:
-    """The graph in which loops cast rows that are only read so: parts of sums, and others to a wider dtype.
+    """The graph in which loops cast rows that are only read so: parts of sums, and others if they are added up wider.
 
     Parts are stored in the narrow dtype then, and micro-batches add up what the loop over layers stacks.
     """
     readers, moved, eqns = readers_of(graph), set[Eqn](), list[Eqn]()
     for original in graph.eqns:
         eqn = original.map_graphs(cast_rows_in_loops)
-        rows = list(original.outs[original.scan.carries :]) if original.scan is not None else []
-        for v in rows:  # grows
+        for v in original.outs[original.scan.carries :] if original.scan is not None else ():
             read = readers.get(v, [])
-            if v not in graph.outs and len(read) == 1 and _may_move_into_loop(read[0]):
+            if v not in graph.outs and len(read) == 1 and _casts_rows(read[0], readers):
                 moved.add(read[0])
-                rows.append(read[0].outs[0])
                 eqn = _with_cast_row(eqn, v, read[0])
         eqns += [] if original in moved else [eqn]
     return graph.replace(eqns=tuple(eqns))
 
 
-def _may_move_into_loop(eqn: Eqn) -> bool:
-    return eqn.op is CAST_PARTS or (eqn.op is CAST and widens(eqn.ins[0].dtype, eqn.outs[0].dtype))
+def _casts_rows(eqn: Eqn, readers: Mapping[Var, Sequence[Eqn]]) -> bool:
+    if eqn.op is not CAST:
+        return eqn.op is CAST_PARTS
+    (v,), (wide,) = eqn.ins, eqn.outs
+    return widens(v.dtype, wide.dtype) and [reader.op for reader in readers.get(wide, ())] == [ADD]
 
 
 def _with_cast_row(loop: Eqn, v: Var, cast: Eqn) -> Eqn:
