@@ -272,8 +272,9 @@ class _Rows:
     def __init__(self, over: str, group: int, rows: dict[str, md.Tensor]):
         self.over, self.dim, self.rows = over, over, rows
         if group > 1:
-            taken = {d.name for x in rows.values() for d in x.dims}
-            self.dim, self.inner = (_fresh(f"{over}__{part}", taken) for part in ("groups", "group"))
+            taken = [d for x in rows.values() for d in x.dims]
+            made = (md.Dim(f"{over}__{part}", group) for part in ("groups", "group"))
+            self.dim, self.inner = (md.fresh_dim(d, taken).name for d in made)
             self.rows = {name: self._grouped(name, x, group) for name, x in rows.items()}
 
     def _grouped(self, name: str, x: md.Tensor, group: int) -> md.Tensor:
@@ -287,11 +288,6 @@ class _Rows:
         if self.dim == self.over:
             return dict(rows)
         return {name: md.flatten(x, [self.dim, self.inner], self.over) for name, x in rows.items()}
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    """The name, or a longer one that is not taken."""
-    return next(n for k in range(len(taken) + 1) if (n := f"{name}{k or ''}") not in taken)
 
 
 def _parts(result: Any) -> tuple[Sums, dict[str, Sums], dict[str, md.Tensor]]:
