@@ -91,9 +91,7 @@ def softmax_cross_entropy(
     sums = [md.sum(md.exp(shifted), classes), md.sum(md.where(is_target, shifted, 0), classes)]
     if label_smoothing:
         sums.append(md.sum(shifted, classes))
-    stacked = "loss__sums"
-    while stacked in {d.name for d in logits.dims}:
-        stacked += "_"
+    stacked = md.fresh_dim(md.Dim("loss__sums", len(sums)), logits.dims)
     total, target, *rest = md.unstack(md.stack(sums, stacked), stacked)  # stacked, so that one all-reduce finishes them
     log_total = md.log(total)
     for logit_sum in rest:
