@@ -28,4 +28,4 @@ def test_an_error_in_a_script_shows_its_lines_and_the_message(line: str, full: s
     run = subprocess.run([sys.executable, file], capture_output=True, text=True, env=environment)
     text = run.stderr
     assert run.returncode == 1 and line in text and ("no dim 'bach'" in text or "ZeroDivisionError" in text)
-    assert ("reductions.py" in text) == ours and ("Traceback" in text) == (ours or "/" in line)
+    assert ("reductions.py" in text) == ours and "Traceback" in text

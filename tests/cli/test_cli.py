@@ -237,7 +237,7 @@ def test_explain_program_and_table(golden: Callable[[str, str], None]):
     record = json.loads(in_default_precision("explain", "workloads.py:bigram", "--layout", "grid", "--json").out)
     assert (record["schema_version"], record["command"]) == (SCHEMA_VERSION, "explain")
     assert record["program"] + "\n" == program
-    assert {"kind", "axes", "count", "bytes", "wire_bytes"} == set(record["collectives"][0])
+    assert {"kind", "axes", "count", "bytes", "wire_bytes", "dtype"} == set(record["collectives"][0])
 
 
 def test_explain_works_without_devices():

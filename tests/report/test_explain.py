@@ -67,7 +67,7 @@ def test_the_text_of_moves(found: list[LayoutEdit]):
 def test_a_collective(found: list[LayoutEdit]):
     (number,) = explain.find(BASE, "0")
     text = explain.collective_text(BASE, number, found)
-    assert text.startswith("collective 0: all_reduce(sum) over cols of 524 kB, once a step\n")
+    assert text.startswith("collective 0: all_reduce(sum) over cols of 524 kB in float32, once a step\n")
     assert "sum over 'hidden' of einsum" in text
     assert "split hidden no more (now cols)" in text
     where = BASE.sends[0].line.where

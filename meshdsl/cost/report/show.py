@@ -178,7 +178,7 @@ def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
     groups: dict[tuple[Where, bool, str, str], list[Cost]] = {}
     for cost in group.costs:
         line, record = cost.line, cost.line.record
-        each = f"{show_bytes(record.bytes)} {_short(record.dtype)}"
+        each = show_bytes(record.bytes) + ("" if record.dtype.itemsize >= 4 else f" {_short(record.dtype)}")
         groups.setdefault((line.where, line.backward, str(line.cause), each), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
     for (where, backward, cause, each), costs in ranked[:3]:
