@@ -228,7 +228,12 @@ def random_batch(of: md.Workload, name: str) -> Values:
     return batch
 
 
-@pytest.mark.parametrize("name", MODELS)
+LONG = ("deepseek", "mixtral", "moe", "translation")  # seconds each; other models have the same losses
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in MODELS]
+)
 def test_bundled_losses_of_microbatches_are_those_of_the_batch(name: str):
     of = dataclasses.replace(MODELS[name], optimizer=lambda c: md.optim.sgd(0.1))
     args = (*of.init(md.random.key(0)), random_batch(of, name))
