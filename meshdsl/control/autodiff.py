@@ -83,7 +83,8 @@ class _Tape:
         """Keep the weight, if the result of an equation is a copy of one."""
         moving = [v for v in dict.fromkeys(eqn.ins) if v in self.moving]
         weights = [self.weights[v] for v in moving if v in self.weights]
-        if len(weights) < len(moving) or eqn.outs[0] not in self.moving or not copies(eqn, moving):
+        real = all(kind(v.dtype) == "f" for v in (*moving, *eqn.outs))
+        if len(weights) < len(moving) or not real or not copies(eqn, moving):
             return
         dtype = max((each.dtype for each in (*weights, *eqn.outs)), key=lambda dtype: dtype.itemsize)
         self.weights[eqn.outs[0]] = weight = Weight(dtype, tuple(weights))
