@@ -81,11 +81,9 @@ def copies(eqn: Eqn, moving: Sequence[Var]) -> bool:
         return False
     if op is CAST or op.linear in (Linear.JOINT, Linear.PADDED):
         return True
-    if op.fuses is not Fuses.MAP or len(moving) != 1:
-        return False
-    (v,) = moving
-    scales = op.linear is Linear.EACH or (op.linear is Linear.RATIO and eqn.ins[0] is v)
-    return scales and eqn.ins.count(v) == 1
+    scaled = [v for v in moving if eqn.ins.count(v) == 1]
+    scales = op.linear is Linear.EACH or (op.linear is Linear.RATIO and eqn.ins[:1] == (*scaled[:1],))
+    return op.fuses is Fuses.MAP and scales and len(scaled) == len(moving) == 1
 
 
 def _elements(v: Var) -> int:
