@@ -75,15 +75,15 @@ def fit(ct: Tensor, primal: Tensor, dtype: np.dtype, parts: bool = False) -> Ten
 def copies(eqn: Eqn, moving: Sequence[Var]) -> bool:
     """True if an equation casts, moves, joins or scales these operands: all that it reads of the weights."""
     op = eqn.operation
-    if op.reduce or op.product or eqn.control is not None or len(eqn.outs) > 1:
+    if op.reduce or op.product or eqn.control is not None or len(eqn.outs) != 1:
         return False
     if _elements(eqn.outs[0]) > math.fsum(map(_elements, moving)):
         return False
     if op is CAST or op.linear in (Linear.JOINT, Linear.PADDED):
         return True
-    scaled = [v for v in moving if eqn.ins.count(v) == 1]
-    scales = op.linear is Linear.EACH or (op.linear is Linear.RATIO and eqn.ins[:1] == (*scaled[:1],))
-    return op.fuses is Fuses.MAP and scales and len(scaled) == len(moving) == 1
+    if op.fuses is not Fuses.MAP or len(moving) > 1 or eqn.ins.count(moving[0]) > 1:
+        return False
+    return op.linear is Linear.EACH or (op.linear is Linear.RATIO and eqn.ins[0] is moving[0])
 
 
 def _elements(v: Var) -> int:
