@@ -163,7 +163,7 @@ class Forward:
 
 
 def _embed(f: Forward, batch: dict[str, md.Tensor]) -> md.Tensor:
-    return md.take(f.weight("w", "vocab model"), batch["ids"], "vocab")
+    return md.cast(md.take(f.weight("w", "vocab model"), batch["ids"], "vocab"), f.reduce)
 
 
 def _project(f: Forward, batch: dict[str, md.Tensor]) -> md.Tensor:
