@@ -81,7 +81,7 @@ class Term:
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["terms"], meta_fields=["then", "plain"])
 @dataclass(frozen=True)
-class Sums:
+class MetricTerms:
     """The terms of a metric, which pass through compiled functions, and the function of their results.
 
     Without a function, the metric is the sum of the results. `plain` is true for a tensor that was returned as it is:
@@ -97,11 +97,11 @@ class Sums:
         results = [term.result() for term in self.terms]
         return functools.reduce(operator.add, results) if self.then is None else self.then(*results)
 
-    def of_terms(self, change: Callable[[Term], Term]) -> Sums:
+    def of_terms(self, change: Callable[[Term], Term]) -> MetricTerms:
         """The same metric of changed terms."""
         return dataclasses.replace(self, terms=tuple(map(change, self.terms)))
 
-    def joined(self, other: Sums) -> Sums:
+    def joined(self, other: MetricTerms) -> MetricTerms:
         """The metric of two parts, on the host."""
         return dataclasses.replace(self, terms=tuple(a.joined(b) for a, b in zip(self.terms, other.terms, strict=True)))
 
@@ -130,7 +130,7 @@ class Metric:
     multiplied by numbers; anything else that is computed from one is a plain tensor. `.value` is that tensor.
     """
 
-    sums: Sums
+    sums: MetricTerms
 
     @functools.cached_property
     def value(self) -> md.Tensor:
@@ -162,7 +162,7 @@ class Metric:
                     "  use md.train.combine(function, metric, ...), whose function gets the values of several metrics"
                 )
         signed = tuple(dataclasses.replace(t, scale=sign * t.scale) for t in other.sums.terms)
-        return Metric(Sums((*self.sums.terms, *signed)))
+        return Metric(MetricTerms((*self.sums.terms, *signed)))
 
     def __add__(self, other: Any) -> Any:
         other = same(other) if isinstance(other, _NUMBER) and not self.sums.then else other
@@ -310,15 +310,15 @@ def combine(function: Callable[..., md.Tensor], *metrics: Metric) -> Metric:
             values.append(functools.reduce(operator.add, own) if sums.then is None else sums.then(*own))
         return function(*values)
 
-    return Metric(Sums(tuple(term for sums in parts for term in sums.terms), combined))
+    return Metric(MetricTerms(tuple(term for sums in parts for term in sums.terms), combined))
 
 
-def sums_of(x: Any) -> Sums:
+def sums_of(x: Any) -> MetricTerms:
     """The terms of a loss or metric; of a plain tensor, its mean over parts."""
-    return x.sums if isinstance(x, Metric) else Sums((Term("sum", x, number=1),), plain=True)
+    return x.sums if isinstance(x, Metric) else MetricTerms((Term("sum", x, number=1),), plain=True)
 
 
-def on_host(sums: Sums) -> float:
+def on_host(sums: MetricTerms) -> float:
     """The metric of terms that were joined on the host."""
     widest = jax.dtypes.canonicalize_dtype("float64")
     return float(jax.tree.map(lambda x: md.tensor(np.asarray(_double(x), widest)), sums).result().numpy())
@@ -333,7 +333,7 @@ def _double(x: Any) -> Any:
 
 
 def _metric(term: Term, then: Then) -> Metric:
-    return Metric(Sums((term,), then))
+    return Metric(MetricTerms((term,), then))
 
 
 def _tensor(name: str, x: Any) -> md.Tensor:

@@ -16,7 +16,7 @@ import jax
 
 import meshdsl as md
 
-from .metric import Sums, sums_of
+from .metric import MetricTerms, sums_of
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,9 @@ class Workload:
             )
         return (over, 1) if isinstance(over, str) else over
 
-    def _check_joined(self, loss: Sums, metrics: Mapping[str, Sums], statistics: Mapping[str, Any]) -> None:
+    def _check_joined(
+        self, loss: MetricTerms, metrics: Mapping[str, MetricTerms], statistics: Mapping[str, Any]
+    ) -> None:
         """Raises `ShapeError` if parts of the batch cannot be joined."""
         plain = [name for name, sums in {"loss": loss, **metrics}.items() if sums.plain]
         if self.mean_over is None and (plain or statistics):
@@ -290,7 +292,7 @@ class _Rows:
         return {name: md.flatten(x, [self.dim, self.inner], self.over) for name, x in rows.items()}
 
 
-def _parts(result: Any) -> tuple[Sums, dict[str, Sums], dict[str, md.Tensor]]:
+def _parts(result: Any) -> tuple[MetricTerms, dict[str, MetricTerms], dict[str, md.Tensor]]:
     """The loss, its metrics and the new running statistics, of what a loss returns."""
     loss, *more = result if isinstance(result, tuple) else (result,)
     metrics, statistics = (*more, {}, {})[:2]

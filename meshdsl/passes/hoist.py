@@ -121,24 +121,28 @@ def _scaled_before(loop: Eqn, of: Collection[Var]) -> tuple[list[Eqn], Eqn]:
 def _scaled_out(loop: Eqn, scan: Scan, v: Var) -> tuple[list[Eqn], Eqn] | None:
     """The scaled casts of the rows of v, on the stack, and the loop that takes the rows of the results."""
     i, body, rows = loop.ins.index(v), scan.body, scan.consts + scan.carries
-    path = scaled_casts(body, body.ins[i])
+    path = scaled_casts(body, body.ins[i]) if i >= rows else []
     made = {x for eqn in path for x in eqn.outs}
-    numbers = [eqn for eqn in body.eqns if not eqn.ins and any(x in eqn.outs for each in path for x in each.ins)]
-    given = [x for x in body.ins if any(x in eqn.ins for eqn in path)]
-    known = made.union(given, *(eqn.outs for eqn in numbers))
-    carried = body.ins[scan.consts : rows]
-    if i < rows or len(path) < 2 or any(x not in known or x in carried for eqn in path for x in eqn.ins):
+    read = {x for eqn in path for x in eqn.ins} - made
+    numbers = [eqn for eqn in body.eqns if not eqn.ins and not read.isdisjoint(eqn.outs)]
+    given = [x for x in body.ins if x in read and x not in body.ins[scan.consts : rows]]
+    if len(path) < 2 or not read.issubset([*given, *(x for eqn in numbers for x in eqn.outs)]):
         return None
     rest = [eqn for eqn in body.eqns if eqn not in path]
-    leaving = [x for x in made if x in body.outs or any(x in eqn.ins for eqn in rest)]
-    same = {eqn.outs[0]: eqn.ins[0] for eqn in path if eqn.op is BARRIER}  # of rematerialised layers
-    inside = [eqn.replace(ins=tuple(same.get(x, x) for x in eqn.ins)) for eqn in path if eqn.op is not BARRIER]
-    graph = Graph(tuple(given), (*numbers, *inside), tuple(leaving))
+    others = {x for eqn in rest for x in eqn.ins} | {*body.outs}
+    leaving = [x for eqn in path for x in eqn.outs if x in others]
+    graph = Graph(tuple(given), (*numbers, *_without_barriers(path)), tuple(leaving))
     stacked = batched_graph(graph, [body.ins.index(x) >= rows for x in given], scan.dim, [True] * len(leaving))
     outer = {x: loop.ins[body.ins.index(y)] for x, y in zip(stacked.ins, given, strict=True)}
     before = [eqn.replace(ins=tuple(outer.get(x, x) for x in eqn.ins)) for eqn in stacked.eqns]
     body = body.replace(ins=(*body.ins[:i], *body.ins[i + 1 :], *leaving), eqns=tuple(rest))
     return before, loop.replace(ins=(*loop.ins[:i], *loop.ins[i + 1 :], *stacked.outs)).with_control(body=body)
+
+
+def _without_barriers(path: Sequence[Eqn]) -> list[Eqn]:
+    """The equations without the barriers of rematerialised layers."""
+    same = {eqn.outs[0]: eqn.ins[0] for eqn in path if eqn.op is BARRIER}
+    return [eqn.replace(ins=tuple(same.get(x, x) for x in eqn.ins)) for eqn in path if eqn.op is not BARRIER]
 
 
 def _one_dtype(casts: Sequence[Eqn | None], v: Var) -> Eqn | None:

@@ -19,7 +19,7 @@ import numpy as np
 
 import meshdsl as md
 
-from ..metric import Sums, on_host
+from ..metric import MetricTerms, on_host
 from ..optim.optimizers import name_of
 from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
 from .iterators import position_of
@@ -237,7 +237,7 @@ class _Loop:
     def evaluate(self) -> Iterator[Record]:
         """Evaluate on the held-out batches; yields the records of the last step and of the evaluation."""
         yield from self.reader.read()
-        total: dict[str, Sums] = {}
+        total: dict[str, MetricTerms] = {}
         first: list[Mapping[str, np.ndarray]] = []
         for i in range(self.eval_batches):
             batch = self.batches("held_out", i)
@@ -256,7 +256,7 @@ class _Loop:
         yield {"event": "eval", "step": self.state.step, "batches": self.eval_batches, **finite(totals), **averaged}
         self.reader.restart()
 
-    def metrics_of(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, Sums]:
+    def metrics_of(self, batch: Mapping[str, np.ndarray]) -> Mapping[str, MetricTerms]:
         """The metrics of an evaluation batch, which are joined with those of others."""
         checked = tensors(batch, self.specs, self.targets)
         return self.evaluate_step(self.state.tree["params"], checked, *self.eval_key)
@@ -266,7 +266,7 @@ class _Loop:
         workload = dataclasses.replace(self.workload, eval_loss=None)
         step = md.compile(workload.eval_step(join=True), self.plan.mesh, self.plan.layout)
 
-        def evaluate(part: Mapping[str, np.ndarray]) -> Mapping[str, Sums]:
+        def evaluate(part: Mapping[str, np.ndarray]) -> Mapping[str, MetricTerms]:
             inputs = {name: md.tensor(part[name], [d.name for d in spec.dims]) for name, spec in self.specs.items()}
             return step(self.state.tree["params"], inputs)
 

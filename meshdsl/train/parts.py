@@ -15,13 +15,13 @@ import numpy as np
 
 import meshdsl as md
 
-from ..metric import Sums, on_host
+from ..metric import MetricTerms, on_host
 
 Arrays = Mapping[str, np.ndarray]
-Evaluate = Callable[[Arrays], Mapping[str, Sums]]  # the metrics of a batch, to be joined
+Evaluate = Callable[[Arrays], Mapping[str, MetricTerms]]  # the metrics of a batch, to be joined
 
 
-def joined(metrics: Sequence[Mapping[str, Sums]]) -> dict[str, Sums]:
+def joined(metrics: Sequence[Mapping[str, MetricTerms]]) -> dict[str, MetricTerms]:
     """The metrics of several parts of the data as those of all of it."""
     first, *others = metrics
     total = dict(first)
@@ -42,7 +42,7 @@ def check_microbatches(
     along = {name: _names(workload, name).index(over) for name in batch if over in _names(workload, name)}
     size = min(batch[name].shape[axis] for name, axis in along.items()) // group // n
 
-    def evaluated(groups: np.ndarray) -> Mapping[str, Sums]:
+    def evaluated(groups: np.ndarray) -> Mapping[str, MetricTerms]:
         rows = (groups[:, None] * group + np.arange(group)).reshape(-1)
         return evaluate({**batch, **{name: batch[name].take(rows, axis) for name, axis in along.items()}})
 
@@ -105,7 +105,10 @@ def _names(workload: md.Workload, name: str) -> list[str]:
 
 
 def _different(
-    a: Mapping[str, Sums], b: Mapping[str, Sums], parts: Sequence[Mapping[str, Sums]], tolerance: float
+    a: Mapping[str, MetricTerms],
+    b: Mapping[str, MetricTerms],
+    parts: Sequence[Mapping[str, MetricTerms]],
+    tolerance: float,
 ) -> dict[str, tuple[float, float]]:
     """The metrics with different values, beyond the rounding of numbers of their size."""
     found: dict[str, tuple[float, float]] = {}
