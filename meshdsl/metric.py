@@ -44,7 +44,7 @@ class Term:
         return self.share(1, self.count)
 
     def share(self, parts: int, count: md.Tensor | None) -> md.Tensor:
-        """What one of so many parts adds to the result, if `count` is the count of all parts."""
+        """The share of one of `parts` parts in the result, if `count` is the count of all parts."""
         value = md.cast(self.value, "float32") if self.value.dtype.kind in "biu" else self.value
         if count is not None:
             count = md.cast(count, value.dtype)
@@ -106,7 +106,7 @@ class MetricTerms:
         return dataclasses.replace(self, terms=tuple(a.joined(b) for a, b in zip(self.terms, other.terms, strict=True)))
 
     def share(self, parts: int, counts: Sequence[Any]) -> md.Tensor:
-        """What one of so many parts adds to a loss; `counts` are the counts of its terms in all parts."""
+        """The share of one of `parts` parts in a loss; `counts` are the counts of its terms in all parts."""
         if self.then is not None or any(term.how in ("maximum", "minimum") for term in self.terms):
             what = "a function of sums" if self.then else f"a {next(t.how for t in self.terms if t.how != 'sum')}"
             raise md.ShapeError(

@@ -106,7 +106,7 @@ def _only_cast(body: Graph, v: Var) -> Eqn | None:
 
 
 def _scaled_before(loop: Eqn, of: Collection[Var]) -> tuple[list[Eqn], Eqn]:
-    """What casts and scales the layers of inputs in `of`, on their stacks, and the loop that takes the results."""
+    """Equations that scale and cast the stacked weights in `of`, and the loop that reads their results."""
     before: list[Eqn] = []
     for v in dict.fromkeys(loop.ins):
         scan = loop.scan

@@ -380,3 +380,19 @@ def test_damaged_files_are_refused(damage: str, tmp_path: Path):
         file.unlink()
     with pytest.raises(md.CheckpointError, match=str(folder)):
         md.import_hugging_face(folder, gpt2.gpt2)
+
+
+def test_import_of_a_16_bit_directory_makes_float32_parameters(tmp_path: Path) -> None:
+    params, _ = llama.llama.init(md.random.key(0))
+    md.export_hugging_face(params, llama.llama, tmp_path / "narrow", dtype="bfloat16")
+    workload, found = md.import_hugging_face(tmp_path / "narrow", llama.llama)
+    assert (workload.config.param_dtype, workload.config.compute_dtype) == ("float32", "bfloat16")
+    assert {x.dtype.name for x in found.values()} == {"float32"}
+    md.export_hugging_face(found, workload, tmp_path / "again", dtype="bfloat16")
+    files = [tmp_path / name / "model.safetensors" for name in ("narrow", "again")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    stored, found = md.import_hugging_face(tmp_path / "narrow", llama.llama, dtype="stored")
+    assert (stored.config.param_dtype, stored.config.compute_dtype) == ("bfloat16", "bfloat16")
+    assert {x.dtype.name for x in found.values()} == {"bfloat16"}
+    with pytest.raises(md.ShapeError, match="no dtype"):
+        md.export_hugging_face(params, llama.llama, tmp_path / "other", dtype="complex64")

@@ -281,7 +281,7 @@ def _assignment(
 
 
 def _number_of(mask: md.Tensor, over: md.Dim) -> md.Tensor:
-    """How many along the dim are true, as int32 even where JAX's default integer has 64 bits."""
+    """The number of true elements along a dim, as int32 even where JAX has 64-bit integers."""
     return md.cast(md.sum(mask, over), "int32")
 
 
