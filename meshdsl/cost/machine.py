@@ -178,12 +178,6 @@ def _named(name: str) -> Machine:
     for folder in (*users_folders(), PACKAGED):
         if (folder / f"{text}.toml").is_file():
             return _load(folder / f"{text}.toml", modes)
-    if text == "cpu":
-        raise MachineError(
-            "this computer has no machine file yet: its figures are measured, not published\n"
-            "  run: meshdsl doctor --calibrate\n"
-            f"  which writes cpu.toml to {users_folders()[0]}"
-        )
     raise MachineError(
         f"no machine is called {text!r}; {nearest(text, machines())}\n"
         f"  or give the path of a TOML file, written as those in {PACKAGED}"

@@ -290,7 +290,7 @@ class Checks:
                 self.wrong(f"{key}.group", f"{n} devices in a level of {level.size}")
         points = self.pairs(f"{key}.points", entries["points"], "bytes, seconds") if "points" in entries else []
         if any(later < sooner for (_, sooner), (_, later) in pairwise(points)):
-            self.wrong(f"{key}.points", "more bytes take less time; smooth the measurements (cost.network.monotone)")
+            self.wrong(f"{key}.points", "more bytes take less time; smooth the measurements")
         return TimeTable(kind, counts, tuple(points))
 
     def sources(self, value: Any) -> dict[str, str]:

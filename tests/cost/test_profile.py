@@ -18,8 +18,7 @@ from meshdsl.cost.profile import Form, KernelProfile, Point, load_profile
 from meshdsl.lowering.program import Program
 from meshdsl.targets.fusion import Kernel
 from meshdsl.tools.cli import main
-from meshdsl.tools.compilers.bench import BenchPlan
-from meshdsl.tools.compilers.profiler import measure
+from meshdsl.tools.compilers.profiler import BenchPlan, measure
 
 TINY = BenchPlan(seconds=3e-3, limit=0.3, rounds=1)
 EMPTY = KernelProfile("chip", "cpu", "0.10.2", "2026-01-02", 3, {})
