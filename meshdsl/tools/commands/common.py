@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...cost.report.schema import SCHEMA_VERSION, plain
 from ...errors import MeshdslError, UsageError
-from .output import results
 
 LARGEST = 10**15  # of any count on the command line
 MOST_DEVICES = 4096  # CPU devices of one program
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-OK, FAILURE, USAGE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILURE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 3, 130
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -24,8 +26,8 @@ Run = Callable[[argparse.Namespace], int]
 def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = True) -> argparse.ArgumentParser:
     """Add a subcommand with the option `--json` and, if `workload`, the argument WORKLOAD."""
     sentence = about[0].upper() + about[1:] + "."
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
-    parser.set_defaults(run=run, parser=parser)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence, allow_abbrev=False)
+    parser.set_defaults(run=run)
     if workload:
         parser.add_argument("workload", metavar="WORKLOAD", help="a model (llama, transformer:lm) or file.py:name")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
@@ -147,10 +149,41 @@ def write(path: Path, text: str) -> None:
         raise UsageError(message) from None
 
 
+_results: list[Any] = []
+
+
+@contextlib.contextmanager
+def json_lines() -> Iterator[None]:
+    """Sends all that is printed to stderr meanwhile, except the records of `print_json`."""
+    _results.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _results.pop()
+
+
+def discard_output() -> None:
+    """Drop what is printed from now on to a stream that cannot be written, also what Python flushes when it exits."""
+    for stream in (*_results, sys.stdout, sys.stderr):
+        try:
+            print(end="", file=stream, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, unless it cannot be written."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard_output()
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """Print a record with the schema version as one JSON line on stdout."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False)
-    print(line, file=results(), flush=True)
+    print(line, file=_results[-1] if _results else sys.stdout, flush=True)
 
 
 def answer(options: argparse.Namespace, record: Mapping[str, Any], text: object) -> None:
