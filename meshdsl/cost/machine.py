@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import nearest
+from ..errors.values import load_toml
 from ..targets import Target, target_for
-from .machine_file import MODE, MachineError, read, read_toml
+from .machine_file import MODE, MachineError, read_machine
 from .network import KINDS, Network
 from .profile import KernelProfile, load_profile
 
@@ -197,9 +198,11 @@ def users_folders() -> list[Path]:
 
 
 def _load(path: Path, modes: Sequence[str]) -> Machine:
-    document = read_toml(path, "machine file", lambda: f"; the names known are: {', '.join(machines())}")
+    if not path.exists():
+        raise MachineError(f"there is no machine file {path}; the names known are: {', '.join(machines())}")
+    document = load_toml(path, "the machine file", MachineError)
     name = ":".join([path.stem, ",".join(modes)]) if modes else path.stem
-    return Machine(name=name, file=str(path), **read(in_modes(document, modes, str(path)), str(path)))
+    return Machine(name=name, file=str(path), **read_machine(in_modes(document, modes, str(path)), str(path)))
 
 
 def split_modes(name: str) -> tuple[str, tuple[str, ...]]:

@@ -72,7 +72,8 @@ def test_cli_errors_match_golden_text(golden: Callable[[str, str], None], name: 
         ([], "meshdsl: error: the following arguments are required: COMMAND"),
         (["doctor", "--jsn"], "meshdsl: error: unrecognized arguments: --jsn"),
         (["doctor", "--js"], "meshdsl: error: unrecognized arguments: --js"),
-        (["train", "--steps", "-1"], "meshdsl train: error: argument --steps: must be an integer from 0, got '-1'"),
+        (["train", "--steps", "-1"],
+         "meshdsl train: error: argument --steps: must be an integer from 0 to 1e+15, got '-1'"),
     ],
 )  # fmt: skip
 def test_cli_argparse_errors(arguments: list[str], message: str):

@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ...cost.report.schema import SCHEMA_VERSION, plain
 from ...errors import MeshdslError, UsageError
+from ...errors.values import Bounds, read
 
 LARGEST = 10**15  # of any count on the command line
 MOST_DEVICES = 4096  # CPU devices of one program
@@ -72,37 +73,22 @@ def config_options(parser: argparse._ActionsContainer, extra: str = "") -> None:
     )
 
 
-def count(text: str) -> int:
-    """Parse an option as an integer from 0 to `LARGEST`."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"must be an integer from 0, got {shortened(text)}")
-    if len(text.lstrip("0")) > len(str(LARGEST)) or int(text) > LARGEST:
-        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {shortened(text)}")
-    return int(text)
+def typed(kind: Any) -> Callable[[str], Any]:
+    """A parser of an option's value, of a type that `errors.values` reads."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read("", text, kind, is_text=True)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
-def positive(text: str) -> int:
-    """Parse an option as an integer from 1 to `LARGEST`."""
-    n = count(text)
-    if not n:
-        raise argparse.ArgumentTypeError("must be at least 1, got 0")
-    return n
-
-
-def integer(text: str) -> int:
-    """Parse an option as an integer of at most 40 digits."""
-    digits = text[1:] if text[:1] in ("-", "+") else text
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 40:
-        raise argparse.ArgumentTypeError(f"must be an integer, got {shortened(text)}")
-    return int(text)
-
-
-def cpu_devices(text: str) -> int:
-    """Parse an option as a number of devices, from 1 to `MOST_DEVICES`."""
-    n = positive(text)
-    if n > MOST_DEVICES:
-        raise argparse.ArgumentTypeError(f"must be at most {MOST_DEVICES}, got {n}")
-    return n
+count = typed(Annotated[int, Bounds(0, LARGEST)])
+positive = typed(Annotated[int, Bounds(1, LARGEST)])
+integer = typed(Annotated[int, Bounds(-(10**40), 10**40)])
+cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 
 def shortened(text: str) -> str:

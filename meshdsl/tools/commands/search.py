@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import LayoutError, UsageError
-from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
+from ...errors.values import FromZero
+from .common import OK, command, config_options, out_file, positive, print_json, typed, workload_of, write
 from .costing import assignment_of, cost_options, machine_of, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
@@ -60,30 +60,20 @@ def add(commands: Any) -> None:
     parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only in mesh order")
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=typed(FromZero),
         default=60.0,
         metavar="SECONDS",
         help="stop after SECONDS; the result is the best layout so far and its gap (default 60; 0: no limit)",
     )
     parser.add_argument(
         "--patience",
-        type=_seconds,
+        type=typed(FromZero),
         default=4.0,
         metavar="SECONDS",
         help="stop after SECONDS of processor time without a better plan (default 4; 0: never)",
     )
     parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number of seconds, at least 0; got {text!r}")
-    return seconds
 
 
 def _show_progress(progress: Any) -> None:
