@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
     name = _ALSO.get(name, name)
     modules = {**_MODULES, **_UNLISTED}
     if name in modules or name in _PUBLIC:
-        importlib.import_module(f"{__name__}.errors.jax_version").check_jax()
+        importlib.import_module(f"{__name__}.errors.installed").check_jax()
     if name in modules:
         setattr(sys.modules[__name__], name, importlib.import_module(f"{__name__}.{modules[name]}"))
         return sys.modules[__name__].__dict__[name]

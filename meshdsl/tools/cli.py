@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..errors import InternalError, LayoutError, MeshdslError, raised
-from ..errors.jax_version import check_jax
+from ..errors.installed import check_jax
 from ..errors.no_effect import reported
 from .commands import (
     analyze,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.errors.jax_version import NEWEST_JAX, OLDEST_JAX
+from meshdsl.errors.installed import NEWEST_JAX, OLDEST_JAX
 from tests.cli import fuzz
 from tests.cli.running import HERE, Run, here
 
