@@ -67,13 +67,12 @@ class Screen:
         """The dims and paths that a layout can name."""
         return named_by_layouts(self.graph, self.results)
 
-    def amount(self, layout: Layout, objective: str) -> float:
-        """The seconds or bytes sent of a layout's program; `ILLEGAL` for an illegal one."""
+    def seconds(self, layout: Layout) -> float:
+        """The seconds of a layout's program; `ILLEGAL` for an illegal one."""
         program = self.program(layout)
         if program is None:
             return ILLEGAL
-        program = self.machine.target.prepare(bucket_collectives(program))
-        return ledger(program).wire_bytes if objective == "wire_bytes" else self.clock.seconds(program)
+        return self.clock.seconds(self.machine.target.prepare(bucket_collectives(program)))
 
     def _known_illegal(self, layout: Layout) -> bool:
         """True if a problem of another layout depends only on rules that this one has too."""

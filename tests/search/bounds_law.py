@@ -67,14 +67,14 @@ def machine_for(rng: random.Random, mesh: str) -> str:
     return rng.choice(fits or ["tpu-v5p"])
 
 
-def candidates_of(f: Any, args: Sequence[Any], mesh: str, machine: str, objective: str = "seconds") -> Candidates:
+def candidates_of(f: Any, args: Sequence[Any], mesh: str, machine: str) -> Candidates:
     """The layouts of a function on a mesh."""
-    compiled, args = _compiled(f, tuple(args), ())
+    compiled, args = _compiled(f, tuple(args))
     on, grid = md.machine(machine), md.Mesh(mesh)
     variants = Variants(compiled, args, "", SearchRequest(on))
     problem = variants.problem(variants.base)
     screen = Screen(problem.graph, grid, on, place(on.network, grid), problem.results, problem.plain)
-    return Candidates(problem, space(problem.graph, grid), screen, objective)
+    return Candidates(problem, space(problem.graph, grid), screen)
 
 
 def violations(
@@ -93,13 +93,12 @@ def violations(
         try:
             entry = evaluate(candidates.problem, grid, rules)
         except md.LayoutError:
-            assert not screen.usable or screen.amount(rules, "seconds") == ILLEGAL, rules
+            assert not screen.usable or screen.seconds(rules) == ILLEGAL, rules
             counts["illegal"] += 1
             continue
         counts["layouts"] += 1
         bounds = {"floor": (least, entry.seconds), "inputs": (candidates.stored(row), entry.peak_bytes)}
-        for name in ("seconds", "wire_bytes") if screen.usable else ():
-            assert screen.amount(rules, name) == getattr(entry, name), (name, rules)
+        assert not screen.usable or screen.seconds(rules) == entry.seconds, rules
         for name, (bound, true) in bounds.items():
             assert bound * (1 - ROUNDING) <= true, f"{name}: {bound} > {true} of '{rules}' on {grid}"
         counts["bounds"] += len(bounds)
@@ -162,7 +161,7 @@ def main() -> int:
         try:
             f, args, mesh, machine = drawn(seed)
             total += violations(f, args, mesh, machine, options.layouts, seed)
-            total["knobs"] += other_knobs(f, *_compiled(f, tuple(args), ()), mesh, md.machine(machine), seed)
+            total["knobs"] += other_knobs(f, *_compiled(f, tuple(args)), mesh, md.machine(machine), seed)
         except AssertionError as error:
             total["violations"] += 1
             print(f"{seed}: {error}", file=sys.stderr, flush=True)

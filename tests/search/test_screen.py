@@ -40,7 +40,7 @@ def test_screen_lowers_no_layout_with_rules_known_to_be_illegal(monkeypatch: pyt
     )
 
     def amount(rules: str) -> float:
-        return candidates.screen.amount(md.Layout(rules), "seconds")
+        return candidates.screen.seconds(md.Layout(rules))
 
     assert amount("batch:x hidden:x") == ILLEGAL and lowered
     lowered.clear()
