@@ -29,7 +29,7 @@ _Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its car
 def as_given(scope: Scope, v: Var) -> Given:
     """The form in which a body receives a value that it only reads: unmaterialized, or sharded without pending sums."""
     if v in scope.unmaterialized:
-        return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
+        return scope.constant_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
     whole = scope.whole_version(v)
     return whole if whole is not None else scope.default_sharding[v].whole()
 
@@ -95,7 +95,7 @@ def natural(scope: Scope, v: Var) -> Sharding:
     It is the sharding of a complete version if the body needed one anyway, otherwise the sharding as computed.
     """
     if v in scope.unmaterialized:
-        return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else Sharding()
+        return scope.constant_sharding(v) if scope.unmaterialized[v].ins else Sharding()
     return scope.whole_version(v) or scope.default_sharding[v]
 
 
@@ -271,8 +271,8 @@ def _result_sharding(scope: Scope, eqn: Eqn, arms: Mapping[str, Scope], i: int) 
     if not computed:
         arm, v = values["yes"]
         return natural(arm, v).whole()
-    unmade_zeros = all(arm.is_zero(v) for arm, v in values.values() if v in arm.unmaterialized)
-    if len(computed) == 1 and unmade_zeros and computed[0].partial:
+    zeros = all(arm.is_zero(v) for arm, v in values.values() if v in arm.unmaterialized)
+    if len(computed) == 1 and zeros and computed[0].partial:
         out = eqn.outs[i]
         if scope.demand.should_defer(out, {out: computed[0].partial}, scope.setting):
             return computed[0]

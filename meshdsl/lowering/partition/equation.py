@@ -79,7 +79,7 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         lower_control(scope, eqn, eqn.control, lower)
     elif (params := _as_full(scope, eqn)) is not None:
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
-    elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].dims or not eqn.ins):
+    elif eqn.outs[0] in scope.demand.sums.constants and (eqn.outs[0].dims or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
         views.PLACEMENTS[op](scope, eqn)

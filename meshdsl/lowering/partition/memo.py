@@ -214,7 +214,7 @@ def _operands(demand: Demand, eqns: Iterable[Eqn]) -> list[Var]:
     """The operands of equations, and for those without a value of their own, what they are computed from."""
     operands = list(dict.fromkeys(v for eqn in eqns for v in eqn.ins))
     for v in operands:  # the list grows during iteration
-        maker = demand.sums.unmade.get(v)
+        maker = demand.sums.constants.get(v)
         before = maker.ins if maker is not None else ()
         if (copy := wide_copies(demand.sums.graph).get(v)) is not None:
             before = (*before, copy.source, *copy.scales)

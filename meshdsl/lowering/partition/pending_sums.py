@@ -15,11 +15,11 @@ from ...control import KEEP
 from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names, readers_of
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
+from ...ops.linear import is_linear
 from ...ops.reductions import BROADCAST
-from ...passes.linear import is_linear
-from ...passes.magnitude import magnitudes
-from ...passes.unmade import unmade_values
+from ...passes.constants import constant_values
 from ...trace import FULL, number
+from .magnitude import magnitudes
 
 ADDITIONS = (ADD, SUBTRACT)  # one device adds a complete operand to its part of a pending sum
 
@@ -73,7 +73,7 @@ class PendingSums:
         self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
         self.bounds = magnitudes(graph)
         self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
-        self.unmade = unmade_values(graph)  # each device computes its own part of these, in any sharding
+        self.constants = constant_values(graph)  # each device computes its own part of these, in any sharding
         self.users = readers_of(graph)
         for eqn in graph.eqns:
             value = self._number(eqn)

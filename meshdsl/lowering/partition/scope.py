@@ -1,8 +1,8 @@
 """A `Scope` is a program, or a loop body, under construction: the versions of each graph value, and how to get another.
 
 A version is the value in one sharding. Reshards are shared: each step of a plan is a version that later consumers may
-start from. Values without inputs (`passes.unmade`) are computed where they are read, in the sharding needed there, and
-are never sent.
+start from. Values without inputs (`passes.constants`) are computed where they are read, in the sharding needed there,
+and are never sent.
 """
 
 from __future__ import annotations
@@ -231,14 +231,14 @@ class Scope:
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
-        eqn = self.unmaterialized.get(v) or self.demand.sums.unmade[v]
+        eqn = self.unmaterialized.get(v) or self.demand.sums.constants[v]
         ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in eqn.ins)
         value = self.once(("made", v, target, *ins), lambda: Var(v.dims, v.dtype, v.name, target))
         self.eqns.append(eqn.replace(ins=ins, outs=(value,)))
         self.versions[v].append(value)
         return value
 
-    def unmade_sharding(self, v: Var) -> Sharding:
+    def constant_sharding(self, v: Var) -> Sharding:
         """The layout's sharding of a value without inputs, if no operation decides; replicated if rules conflict."""
         axes_of = self.canonical(v.dims)
         used = [axis for axes in axes_of.values() for axis in axes]
