@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from ..compile.plan import Plan
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
-from ..lowering import Program
 from .evaluate import Entry, evaluate
 from .variants import Variants
 
@@ -28,11 +26,10 @@ class Costed:
     Patience is processor time, so that other programs on the machine do not change the result.
     """
 
-    def __init__(self, variants: Variants, partitioned: Callable[[Plan], Program | None]):
+    def __init__(self, variants: Variants):
         self.variants, self.request = variants, variants.request
         self.started = time.perf_counter() if self.request.started is None else self.request.started
         self.begun = time.process_time()
-        self.partitioned = partitioned  # the program of a plan, if it is lowered with those of other layouts
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
         self.improved = 0.0  # processor seconds from the start to the last better plan
@@ -74,8 +71,7 @@ class Costed:
         if known in self.refused:
             return None
         if known not in self.entries:
-            problem = self.variants.problem(known)
-            entry = evaluate(problem, known.mesh, known.layout, self.partitioned(known))
+            entry = evaluate(self.variants.problem(known), known.mesh, known.layout)
             self.looked += 1
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()

@@ -12,7 +12,6 @@ from ..compile.plan import Plan
 from ..cost.report.report import Report
 from ..ir import Graph
 from ..layouts import Layout, Mesh
-from ..lowering import Program
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +19,7 @@ class SearchProblem:
     """A graph to search a layout for, and the function that compiles and costs it."""
 
     graph: Graph
-    cost: Callable[..., Report]  # (mesh, layout, program if partitioned already); LayoutError for an illegal layout
+    cost: Callable[[Mesh, Layout], Report]  # raises `LayoutError` for an illegal layout
     results: tuple[str, ...] | None = None  # paths of the results
     plain: bool = True  # True if programs are plain `partition` output and only single numbers are bucketed;
     # otherwise only the bounds of products and inputs hold
@@ -70,12 +69,9 @@ class Entry:
         }
 
 
-def evaluate(problem: SearchProblem, mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Entry:
-    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal.
-
-    `partitioned` is the result of partition, if it is known.
-    """
-    r = problem.cost(mesh, layout, partitioned)
+def evaluate(problem: SearchProblem, mesh: Mesh, layout: Layout) -> Entry:
+    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal."""
+    r = problem.cost(mesh, layout)
     plan = problem.plan.replace(mesh=mesh, layout=layout, machine=problem.machine_of_plans)
     again = functools.partial(problem.cost, mesh, layout)
     return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, again)

@@ -126,8 +126,8 @@ class LocalSearch:
     def in_stages(self, best: Entry, microbatches: Sequence[int]) -> Iterator[Plan]:
         """A loop's layers over an axis, other dims as in the best plan or in a named layout on the other axes.
 
-        Of an axis, these are the `STAGED` plans of least time without communication between stages, by the memo, if
-        that is less than the time of the best plan.
+        Of an axis, these are the `STAGED` plans of least time without communication between stages, if that is less
+        than the time of the best plan.
         """
         dims = self.space.request.dims
         loops = [dim for dim in self.space.loops if dims is None or dim.name in dims]

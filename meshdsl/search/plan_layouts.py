@@ -1,23 +1,28 @@
-"""The layouts of plans: the fastest ones of a few meshes, and those near a plan's, by one memo of their lowering."""
+"""The layouts of plans: the fastest ones of a few meshes, and those near a plan's, by the time of their programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..compile.plan import Plan
-from ..cost.network import place
+from ..control import KEEP
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.timeline import timeline
 from ..errors import LayoutError
 from ..errors.deadline import deadline
+from ..ir import walk
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..lowering import Program
+from ..lowering.partition import partition
+from ..updates.bucket_collectives import bucket_collectives
 from .costed import Costed
 from .evaluate import Entry, SearchProblem
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
-from .screen import Screen
 from .space import Row, Space
 
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
@@ -31,14 +36,27 @@ class Candidates:
 
     problem: SearchProblem
     space: Space
-    screen: Screen
+    machine: Machine
     times: dict[Row, float] = field(default_factory=dict[Row, float])
 
+    @cached_property
+    def timed(self) -> bool:
+        """True if the result of `partition` has the time of the compiled program: no later pass changes it."""
+        return self.problem.plain and not any(eqn.op is KEEP for eqn, _ in walk(self.problem.graph))
+
     def seconds(self, row: Row) -> float:
-        """The seconds of a layout's program, by the memo; infinite for an illegal one."""
+        """The seconds of a layout's program; infinite for an illegal one. Requires `timed`."""
         if row not in self.times:
-            self.times[row] = self.screen.seconds(self.space.layout(row))
+            self.times[row] = self._seconds(self.space.layout(row))
         return self.times[row]
+
+    def _seconds(self, layout: Layout) -> float:
+        try:
+            program = partition(self.problem.graph, self.space.mesh, layout, self.problem.results)
+        except LayoutError:
+            return math.inf
+        program = self.machine.target.prepare(bucket_collectives(program))
+        return timeline(ledger(program), self.machine).seconds
 
     def stored(self, row: Row) -> float:
         """The bytes of the inputs on one device, as sharded by their rules."""
@@ -56,7 +74,7 @@ class PlanLayouts:
     def __init__(self, space: PlanSpace, hints: Mapping[str, tuple[str, str]]):
         self.space, self.hints = space, hints
         self.variants, self.request = space.variants, space.request
-        self.costed = Costed(self.variants, self.partitioned)
+        self.costed = Costed(self.variants)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
@@ -65,7 +83,7 @@ class PlanLayouts:
         return sorted(meshes, key=lambda mesh: (len(mesh.axes), *reversed(mesh.axes.values())))
 
     def descended(self, mesh: Mesh) -> Iterator[Plan | None]:
-        """The fastest layout of a mesh by the memo, ignoring memory, with the first plan's knobs; last in the iterator.
+        """The fastest layout of a mesh, ignoring memory, with the first plan's knobs; last in the iterator.
 
         Costs the named layouts first. Yields None after each layout.
         """
@@ -101,21 +119,21 @@ class PlanLayouts:
 
     def screened(self, group: Candidates, row: Row) -> float:
         """The seconds of a layout, without sharded updates and overlap."""
-        if group.screen.usable:
+        if group.timed:
             with deadline(self.costed.time_left()):
                 return group.seconds(row)
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
         return math.inf if entry is None else entry.seconds
 
     def seconds(self, plan: Plan) -> float:
-        """The seconds by the memo, without pipelines, recomputation, sharded updates and overlap; 0 if unknown."""
+        """The seconds of a plan without pipelines, recomputation, sharded updates and overlap; 0 if unknown."""
         base = self.variants.base.replace(microbatches=plan.microbatches)
         known = self.variants.canonical(base.replace(weight_update="replicated", overlap="none", steps="flat"))
         group = None if known is None else self.group(known, plan.mesh)
         if group is None or not group.space.contains(plan.layout):
             return math.inf
         with deadline(self.costed.time_left()):
-            return group.seconds(group.space.row(plan.layout)) if group.screen.usable else 0.0
+            return group.seconds(group.space.row(plan.layout)) if group.timed else 0.0
 
     def near(self, best: Entry) -> Iterator[Plan | None]:
         """Layouts that give one dim other axes: those of least time without sharded updates, or of least memory if it
@@ -146,7 +164,7 @@ class PlanLayouts:
             group = self.group(known, plan.mesh)
             if not group.space.contains(plan.layout):
                 continue
-            exact = group.screen.usable and best.fits
+            exact = group.timed and best.fits
             for layout, amount in self._near(group, group.space.row(plan.layout), parts, exact):
                 if amount < math.inf:
                     found.append((amount, plan.replace(layout=layout)))
@@ -173,14 +191,5 @@ class PlanLayouts:
         if key not in self._groups:
             problem, r = self.variants.problem(key[0]), self.request
             candidates = r.space(problem.graph, mesh)
-            placement = place(r.machine.network, mesh)
-            screen = Screen(problem.graph, mesh, r.machine, placement, problem.results, problem.plain)
-            self._groups[key] = Candidates(problem, candidates, screen)
+            self._groups[key] = Candidates(problem, candidates, r.machine)
         return self._groups[key]
-
-    def partitioned(self, plan: Plan) -> Program | None:
-        """The program of a plan on a mesh whose layouts are lowered with a memo; None on others, and if illegal."""
-        group = self._groups.get((plan.replace(mesh="", layout=""), plan.mesh))
-        if group is None or not group.screen.usable or not group.space.contains(plan.layout):
-            return None
-        return group.screen.program(plan.layout)

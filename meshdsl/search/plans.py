@@ -1,11 +1,11 @@
 """Search over plans: mesh and layout, and of a training step its weight update, rematerialisation and other knobs.
 
 If there are few plans, every one is costed. Otherwise, each phase improves the best plan so far. First, layouts are
-descended on a few meshes, with one memo of their lowering (`screen`) and without a memory limit; the knobs that save
-memory are turned until the fastest ones fit. The best plan is then improved by local search (`local_search`), and its
-overlap plans are tried; then the next best ones, and other meshes. Patience ends the improvement of plans, not the
-overlap plans that follow it. At the end, choices that save less than a hundredth are undone. The gap is measured
-against the least work of any plan (`floor`), divided over all devices.
+descended on a few meshes, without a memory limit; the knobs that save memory are turned until the fastest ones fit. The
+best plan is then improved by local search (`local_search`), and its overlap plans are tried; then the next best ones,
+and other meshes. Patience ends the improvement of plans, not the overlap plans that follow it. At the end, choices that
+save less than a hundredth are undone. The gap is measured against the least work of any plan (`floor`), divided over
+all devices.
 """
 
 from __future__ import annotations

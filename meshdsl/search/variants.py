@@ -14,7 +14,6 @@ from ..compile.signature import Stages
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
-from ..lowering import Program
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
 from .evaluate import SearchProblem
@@ -95,9 +94,8 @@ class Variants:
             compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
         options, request = compiled.options, self.request
 
-        def cost(mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Report:
+        def cost(mesh: Mesh, layout: Layout) -> Report:
             under = compiled.under(mesh, layout)
-            under._for(self.args)[0].partitioned = partitioned
             report = under.cost(*self.args, machine=request.machine, limit=request.limit)
             return dataclasses.replace(report, title=self.title)
 

@@ -1,4 +1,4 @@
-"""Bounds are below the cost of every layout, and a memoised program costs what the real one costs."""
+"""Bounds are below the cost of every layout, and a program after partition alone has the time of the real one."""
 
 from __future__ import annotations
 

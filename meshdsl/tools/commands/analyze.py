@@ -63,7 +63,7 @@ def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
     workload = workload_of(options)
     result = md.search(
         workload, devices=options.devices, machine=machine_of(options), limit=options.memory,
-        time_limit=60.0, patience=4.0,
+        time_limit=60.0, patience=6.0,
     )  # fmt: skip
     return workload, result.plan
 

@@ -61,9 +61,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--patience",
         type=_seconds,
-        default=4.0,
+        default=6.0,
         metavar="SECONDS",
-        help="stop after SECONDS of processor time without a better plan (default 4; 0: never)",
+        help="stop after SECONDS of processor time without a better plan (default 6; 0: never)",
     )
 
 
