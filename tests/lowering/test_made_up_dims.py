@@ -23,7 +23,6 @@ OPERATIONS: list[tuple[str, Call]] = [
     ("a__parts", lambda x, name: md.prod(x, ["a", name])),
     ("a__parts", lambda x, name: md.top_k(x, "a", K)[0]),
     ("a__parts", lambda x, name: md.associative_scan(lambda p, q: p + q, x, over="a")),
-    ("a__run", lambda x, name: md.sort(x, "a")),
     ("a__run0", lambda x, name: md.unflatten(x, "a", "b:2 c:7")),
     ("a__run1", lambda x, name: md.unflatten(x, "a", "b:2 c:7")),
     ("b__run1", lambda x, name: md.unflatten(x, "a", "b:2 c:7")),
