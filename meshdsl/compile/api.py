@@ -10,7 +10,7 @@ import jax
 
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
-from ..errors import LayoutError
+from ..errors import LayoutError, expect
 from ..layouts import Layout, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
@@ -102,7 +102,9 @@ def compile(
     a machine that decides nothing). With `strict=False`, they are dropped with a `md.NoEffectWarning`, so that a sweep
     over options runs to its end.
     """
+    expect("f", f, Callable)
     if plan is not None:
+        expect("plan", plan, Plan)
         _check_alone(
             mesh=mesh is not None,
             layout=bool(layout),
