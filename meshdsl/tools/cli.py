@@ -30,7 +30,6 @@ from .commands import (
     import_,
     init,
     list_,
-    plot,
     scale,
     search,
     train,
@@ -51,7 +50,7 @@ from .commands.common import (
 COMMANDS = (
     *(init, list_, doctor),
     *(analyze, compare, search, scale, explain, verify),
-    *(train, plot, import_, generate, export),
+    *(train, import_, generate, export),
 )
 
 _EXAMPLES = """\
@@ -66,7 +65,6 @@ examples:
   meshdsl train transformer:lm --steps 200
   meshdsl train transformer:lm --steps 2000 --checkpoints runs/lm --save-every 200
   meshdsl train transformer:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
-  meshdsl plot runs/a.jsonl runs/b.jsonl --html runs.html
   meshdsl export runs/lm lm.safetensors --params-only
   meshdsl import hf:llama-3.2-1b --model llama --out runs/llama --layout zero
   meshdsl generate llama --params runs/llama --prompt-ids 1,2,3 --tokens 16

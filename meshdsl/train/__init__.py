@@ -2,7 +2,6 @@
 
 from ..errors import UsageError
 from ..metric import Metric, combine, maximum, mean, minimum, norm, same, total
-from . import report
 from .adapters import from_datasets, from_grain
 from .batches import data_for
 from .data import Corpus, Document, corpus
@@ -44,7 +43,6 @@ __all__ = [
     "mesh_and_layout",
     "minimum",
     "norm",
-    "report",
     "resolve",
     "same",
     "stages",

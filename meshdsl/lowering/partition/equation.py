@@ -39,22 +39,14 @@ from .scope import Scope
 
 def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
     """Add the first equations of the scope's graph to the program under construction."""
-    memo = scope.setting.memo
-    if memo is not None:
-        memo.lower(scope, eqns, _lower_now)
-        return
     for eqn in eqns:
         check_deadline()
-        _lower_now(scope, eqn)
-
-
-def _lower_now(scope: Scope, eqn: Eqn) -> None:
-    n = len(scope.eqns)
-    _lower(scope, eqn)
-    scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
-    added = scope.eqns[n:]
-    if _sends(added) or any(v in scope.received for e in added for v in e.ins):
-        scope.required_collectives.update(eqn.outs)
+        n = len(scope.eqns)
+        _lower(scope, eqn)
+        scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
+        added = scope.eqns[n:]
+        if _sends(added) or any(v in scope.received for e in added for v in e.ins):
+            scope.required_collectives.update(eqn.outs)
 
 
 def _sends(eqns: Sequence[Eqn]) -> bool:

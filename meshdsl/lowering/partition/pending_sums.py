@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ...control import KEEP
-from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names, readers_of
+from ...ir import Eqn, Graph, Linear, Reduce, Var, readers_of
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
 from ...ops.linear import is_linear
@@ -45,13 +45,6 @@ class SumRegion:
 
     eqns: list[Eqn] = field(default_factory=list[Eqn])  # equations that compute or read one of the values, in order
     values: set[Var] = field(default_factory=set[Var])
-
-    @cached_property
-    def dims(self) -> tuple[str, ...]:
-        """All dims whose axes affect the region."""
-        bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
-        inner = [name for eqn in bodies for sub in eqn.graphs().values() for name in sub.dim_names]
-        return tuple(dict.fromkeys([*dim_names(self.eqns), *inner]))
 
 
 class PendingSums:

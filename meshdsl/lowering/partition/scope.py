@@ -7,9 +7,9 @@ and are never sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from ...dims import Dim, Shape, fresh_dim
 from ...errors import InternalError, Where
@@ -27,16 +27,6 @@ from .wide_copies import wide_copies
 T = TypeVar("T")
 
 
-class Remembers(Protocol):
-    """The part of `memo.Memo` that lowering uses."""
-
-    def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T: ...
-
-    def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]: ...
-
-    def lower(self, scope: Scope, eqns: Sequence[Eqn], lower: Callable[[Scope, Eqn], None]) -> None: ...
-
-
 @dataclass(frozen=True)
 class Setting:
     """The values shared by all scopes of one partition."""
@@ -52,7 +42,6 @@ class Setting:
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     attempts: dict[object, Scope] = field(default_factory=dict[object, "Scope"])  # to lower the bodies of loops
-    memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
     seconds: Seconds | None = None  # the network's times, if reshards are planned by time instead of bytes
 
 
@@ -83,14 +72,9 @@ class Scope:
         self.def_sharding: dict[Var, Sharding] = {}  # sharding of each value, also inside loops, where it is computed
         self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and that source line
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """The result of `make`; with a memo, computed once for each key."""
-        memo = self.setting.memo
-        return make() if memo is None else memo.once(self, key, make)
-
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
         """Create the program variable for the first version of a graph value."""
-        first = self.once(("first", v, name, sharding), lambda: Var(v.dims, v.dtype, name or v.name, sharding))
+        first = Var(v.dims, v.dtype, name or v.name, sharding)
         self.versions[v] = [first]
         self.default_sharding[v] = sharding
         return first
@@ -233,7 +217,7 @@ class Scope:
                 return x
         eqn = self.unmaterialized.get(v) or self.demand.sums.constants[v]
         ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in eqn.ins)
-        value = self.once(("made", v, target, *ins), lambda: Var(v.dims, v.dtype, v.name, target))
+        value = Var(v.dims, v.dtype, v.name, target)
         self.eqns.append(eqn.replace(ins=ins, outs=(value,)))
         self.versions[v].append(value)
         return value

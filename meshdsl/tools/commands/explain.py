@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     compiled, arguments = step_of(options, workload, plan)
     if options.collective or options.dim or options.moves:
         return _explain(options, workload, compiled, arguments)
-    from ...train import report
+    from ...cost.report import explain
 
     if options.graph:
         text = str(compiled.graph(*arguments))
@@ -60,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
     if options.window is not None:
         return _window(options, compiled.overlap)
     if options.json:
-        extra = {} if options.program else {"collectives": report.collectives(program)}
+        extra = {} if options.program else {"collectives": explain.collective_totals(program)}
         print_json({"command": "explain", "program": str(program), **extra})
         return OK
     print(program)
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({plan.mesh})\n")
-        print(report.collective_table(program))
+        print(explain.totals_table(program))
         for schedule in compiled.pipelines(*arguments):
             print("\nmicro-batches by tick: F forward, B backward; a stage without one computes nothing of use\n")
             print(schedule)
