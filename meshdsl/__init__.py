@@ -29,7 +29,7 @@ import sys
 import types
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The module of each public name. This table is the list of public names; `docs/reference.md` and the stub
 # `__init__.pyi` for type checkers are generated from it (`python -m tests.stub`).
