@@ -61,8 +61,7 @@ IN_THE_LANGUAGE = [
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile` and others are public names of the package too: importing those is fine.
-# `errors.values` reads settings, which `train` and the command line share. The
-# command line raises `UsageError` too, which `train` exports.
+# `errors.values` reads settings, which `train` and the command line share, as they share errors of usage.
 # `jax_functions` has the table of JAX's primitives, which md.optim.from_optax reads.
 INTERNAL = {unit.partition(".")[0] for unit in RANK} - {
     "dims",
@@ -146,7 +145,7 @@ def package_problem(here: str, item: Import) -> str | None:
     there = unit_of(item.module, item.name)
     if here in IN_THE_LANGUAGE:
         may = there == here or item.module in ("meshdsl.errors.values", "meshdsl.errors.installed")
-        return None if may or item[:2] == ("meshdsl.errors", "UsageError") else public_problem(item)
+        return None if may or (here == "train" and item.module == "meshdsl.errors") else public_problem(item)
     if there in IN_THE_LANGUAGE:
         may = here in ("__init__", "tools", "__main__")
         return None if may else f"{here} may not import {there}, which is built on it"
