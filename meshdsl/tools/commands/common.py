@@ -80,7 +80,7 @@ def typed(kind: Any) -> Callable[[str], Any]:
         try:
             return read("", text, kind, is_text=True)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise argparse.ArgumentTypeError(error.args[0]) from None
 
     return parse
 
