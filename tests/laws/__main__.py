@@ -39,6 +39,7 @@ LAWS = {
     "misuse": ("tests.misuse", "--calls", "random wrong calls"),
     "checkpoints": ("tests.checkpoint.fuzz", "--scale", "damaged checkpoints, full disks, kills; CASES is a factor"),
     "faults": ("tests.train.faults", "", "training killed or stopped at any moment"),
+    "endings": ("tests.train.endings", "", "how the processes of a run end when one of them does"),
     "long": ("tests.train.long", "--steps", "two processes with kills and changes of layout"),
     "commands": ("tests.cli.fuzz", "--cases", "random command lines and model files"),
     "signals": ("tests.cli.signals", "", "signals while a run starts, and readers that are gone"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -136,6 +137,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
     import jax
 
     from ...train import Progress, train
+    from ...train.peers import Peers
 
     chosen, is_first = settings.train, jax.process_index() == 0
     progress = Progress(chosen.steps, "train")
@@ -165,8 +167,18 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             optimizer_changed=options.optimizer_changed,
         )
         stack.enter_context(contextlib.closing(records))
+        peers = None
+        if devices.is_one_of_several():
+            peers = stack.enter_context(Peers(report, devices.host_of(options.coordinator)))
+            peers.agree("their settings", _what_runs(settings, options))
         has_settings = not is_first
         for record in records:
+            if peers is not None:
+                peers.note(record)
+                if record["event"] in ("start", "resume"):
+                    peers.agree(f"what they {record['event']}", record)
+                if "digests" in record:
+                    peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
             files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
             if record["event"] == "save" and not has_settings:
                 has_settings = True
@@ -181,6 +193,19 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
     if problems:
         raise problems[0]
     return OK
+
+
+def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """What all processes of a run must have in common."""
+    from ...train.peers import versions
+
+    def flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            yield from flat(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
+
+    file = Path(options.workload.rpartition(":")[0] or options.workload)
+    source = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+    return {**dict(flat(settings.to_dict())), "the workload's file": source, **versions()}
 
 
 def _peak_seconds(settings: Any, plan: Any) -> float | None:
