@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 
-from ..backend.attention import AttentionKernel, Case
 from ..errors import LayoutError, at
 from ..ir import Eqn, Op, Product
 from ..lowering.program import Program
-from ..ops.attention.blocks import Names, value_dim
+from ..ops.attention.kernels import AttentionKernel, Case
+from ..ops.attention.names import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
 from . import FUSED, Target
 

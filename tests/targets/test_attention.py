@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.backend import NumPy
-from meshdsl.backend.attention import Arrays, AttentionKernel, Case, Sees, Span, plain
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
+from meshdsl.ops.attention import in_numpy
+from meshdsl.ops.attention.arrays import Arrays, Sees, Span
+from meshdsl.ops.attention.kernels import AttentionKernel, Case
+from meshdsl.ops.attention.names import Names
 from meshdsl.targets import target_named, target_of
 from meshdsl.targets.attention import choose, is_attention, with_kernels
 from meshdsl.targets.cpu import CPU
@@ -65,13 +67,10 @@ def arrays(
         queries=queries,
         keys=keys,
         sees=Sees(causal, window, count or last, padded=count is not None),
-        scale=0.3,
-        soft_cap=soft_cap,
+        how=Names("head", "length", "length", "memory", scale=0.3, soft_cap=soft_cap),
         batch=2,
         offset=None if offset is None else np.int32(offset),
         segments=ids if segments else None,
-        wide=np.dtype("float64"),
-        out=np.dtype("float64"),
         kernel=AttentionKernel("pallas_interpret", queries=128, keys=128),
     )
 
@@ -83,14 +82,14 @@ def test_fused_attention_is_the_plain_formula(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(fused, "VMEM", options.pop("vmem", fused.VMEM))
     x = arrays(3, **options)
     with np.errstate(divide="ignore"):
-        out, lse = plain.forward(NumPy, x)
+        out, lse = in_numpy.forward(x)
     made = jax.tree.map(jnp.asarray, {"q": x.q, "k": x.k, "v": x.v, "offset": x.offset, "segments": x.segments})
     on_device = dataclasses.replace(x, **made)
     made_out, made_lse = fused.forward(on_device)
     assert_close((made_out, np.nan_to_num(made_lse, neginf=-1)), (out, np.nan_to_num(lse, neginf=-1)))
     draw = np.random.default_rng(5)
     ct, lse_ct = draw.normal(size=out.shape), np.where(np.isinf(lse), 0, draw.normal(size=lse.shape))
-    *wanted, _ = plain.backward(NumPy, x, out, lse, ct, lse_ct)
+    *wanted, _ = in_numpy.backward(x, out, lse, ct, lse_ct)
     *found, _ = fused.backward(on_device, *map(jnp.asarray, (out, lse, ct, lse_ct)))
     assert_close(found, wanted)
 
@@ -261,11 +260,11 @@ def test_values_shorter_than_keys_are_padded_for_cudnn(monkeypatch: pytest.Monke
     monkeypatch.setattr(jax.nn, "dot_product_attention", in_xla)
     x = arrays(7, causal=True)
     x = dataclasses.replace(x, v=x.v[..., :12])
-    out, lse = plain.forward(NumPy, x)
+    out, lse = in_numpy.forward(x)
     on_device = dataclasses.replace(x, **{name: jnp.asarray(getattr(x, name)) for name in "qkv"})
     assert_close(CUDNN.forward(on_device), (out, lse), 1e-5)
     ct = np.random.default_rng(8).normal(size=out.shape)
-    *wanted, _ = plain.backward(NumPy, x, out, lse, ct, np.zeros_like(lse))
+    *wanted, _ = in_numpy.backward(x, out, lse, ct, np.zeros_like(lse))
     *found, _ = CUDNN.backward(on_device, *map(jnp.asarray, (out, lse, ct)), None)
     assert_close(found, wanted, 1e-5)
 

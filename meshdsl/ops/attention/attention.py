@@ -9,7 +9,7 @@ from ...dims import Dim, DimLike, find, name_of, names, show
 from ...errors import ShapeError
 from ...trace import Tensor, as_tensor, bind
 from ..dtypes import kind
-from .blocks import Names
+from .names import Names
 from .plain import plain_attention
 from .records import ATTENTION
 

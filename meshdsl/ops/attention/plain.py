@@ -13,7 +13,7 @@ from ..elementwise import exp, stop_gradient, tanh, where
 from ..indexing import iota
 from ..reductions import broadcast, max, sum
 from ..reshape import rename, transpose
-from .blocks import Names, value_dim
+from .names import Names, value_dim
 
 
 def plain_attention(

@@ -17,14 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...backend import Local
-from ...backend.attention import AttentionKernel
 from ...dims import Dim, Shape, fresh_dim, names
 from ...ir import Eqn, Labels, Op, Product, Reduce, Type
 from ...layouts import Sharding
 from ...trace import Tensor, bind
 from ..indexing import iota
 from ..reductions import broadcast, spread
-from .blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
+from .kernels import AttentionKernel
+from .names import RESIDUALS, Names, value_dim, wide_dtype
+from .operands import Canonical
 from .plain import near, plain_gradient
 
 MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
@@ -46,8 +47,7 @@ def _kernel(
     c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: AttentionKernel | None = None
 ) -> Any:
     form = Canonical.of(c, how, ins, kernel)
-    out, lse = c.xp.attention(form.operands(causal, window))
-    out, lse = form.results(out, lse, c.outs)
+    out, lse = form.results(form.operands(causal, window), c.outs)
     return out.astype(how.dtype(ins[2].dtype)), lse
 
 

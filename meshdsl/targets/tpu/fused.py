@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...backend.attention.arrays import Arrays, Span
-from ...backend.attention.outside import call_outside
+from ...backend.jaxprs import call_outside
+from ...ops.attention.arrays import Arrays, Span
 from .tiling import Tiling
 
 VMEM = 8 * 2**20  # bytes of the cotangents of keys and values (sums, and results twice), of a core's 16 MiB
 
 
 def forward(x: Arrays) -> tuple[Any, Any]:
-    """(out, lse) like `blockwise.forward`; out has the dtype `x.out`."""
+    """(out, lse) like `blockwise.forward`; out has the dtype of results."""
     from . import flash  # Pallas is imported when it is used: it takes half a second
 
     t = _tiling(x)
@@ -32,7 +32,7 @@ def forward(x: Arrays) -> tuple[Any, Any]:
 
 
 def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
-    """The cotangents of q, k and v, like `blockwise.backward`, with the dtype `x.out`; there is no bias."""
+    """The cotangents of q, k and v, like `blockwise.backward`, with the dtype of results; there is no bias."""
     t = _tiling(x)
     delta = jnp.sum(ct.astype(x.wide) * out.astype(x.wide), -1)
     delta = delta if lse_ct is None else delta - lse_ct
@@ -73,19 +73,8 @@ def _in_parts(t: Tiling, at_q: Any, at_k: Any, q: Any, k: Any, v: Any, *rest: An
 
 
 def _tiling(x: Arrays) -> Tiling:
-    return Tiling(
-        queries=x.kernel.queries,
-        keys=x.kernel.keys,
-        causal=x.sees.causal,
-        window=x.sees.window,
-        count=x.sees.count if x.sees.padded else None,
-        scale=x.scale,
-        soft_cap=x.soft_cap,
-        wide=np.dtype(x.wide),
-        out=np.dtype(x.out),
-        segments=x.segments is not None,
-        interpret=x.kernel.name == "pallas_interpret",
-    )
+    interpret = x.kernel.name == "pallas_interpret"
+    return Tiling(x.kernel.queries, x.kernel.keys, x.sees, x.how, x.wide, x.how.dtype(x.v.dtype), interpret)
 
 
 def _operands(x: Arrays, t: Tiling) -> list[Any]:

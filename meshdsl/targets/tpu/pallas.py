@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...backend.attention import Case, FusedKernel
+from ...ops.attention.kernels import Case, FusedKernel
 from . import fused
 from .tiling import LANES
 

@@ -23,7 +23,8 @@ from ....control import SCAN
 from ....dims import Dim
 from ....ir import Because, Cause, Eqn, Scan, Var
 from ....layouts.sharding import Axes
-from ....ops.attention.blocks import RESIDUALS, wide_dtype
+from ....ops.attention.names import RESIDUALS, wide_dtype
+from ....ops.attention.turns import ATTENTION_TURN, ATTENTION_TURN_GRAD
 from ....ops.dtypes import CAST
 from ....ops.indexing import IOTA
 from ....trace import FULL, number
@@ -31,7 +32,6 @@ from ...program import Program
 from ..index_map import Exchange, place_in_order, sent_rows
 from ..scope import Scope
 from .call import AttentionCall
-from .turn import ATTENTION_TURN, ATTENTION_TURN_GRAD
 
 MOVES = ("k", "v", "memory_segments")  # the operands that go around
 ALONG = ("q", "k", "v", "segments", "memory_segments", *RESIDUALS)  # the operands that may change places for balance
