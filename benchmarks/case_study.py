@@ -108,11 +108,11 @@ def measured(case: Case, time_limit: float, patience: float | None) -> dict[str,
     recipe = md.compile(case.workload.train_step(), plan=case.recipe, donate=(0, 1))
     report = recipe.cost(*case.workload.specs(), machine=case.machine)
     devices = case.recipe.mesh.size
+    meshes = [f"x:{devices}", *(f"x:{n} y:{devices // n}" for n in range(2, devices // 2 + 1) if not devices % n)]
     began = time.process_time()
     result = md.search(
-        case.workload, devices=devices, machine=case.machine, start=case.recipe, most_axes=2, time_limit=time_limit,
-        patience=patience,
-    )  # fmt: skip
+        case.workload, mesh=meshes, machine=case.machine, start=case.recipe, time_limit=time_limit, patience=patience
+    )
     processor = round(time.process_time() - began, 1)
     published = None if case.rate is None else case.tokens / devices / case.rate
     best = result.best
@@ -121,7 +121,7 @@ def measured(case: Case, time_limit: float, patience: float | None) -> dict[str,
         "tokens": case.tokens,
         "published_seconds": published,
         "recipe": {**_cost(report, case.recipe), "interval": list(report.interval)},
-        "found": {**_cost(best.report, best.plan), "gap": result.gap, "costed": len(result.costed)},
+        "found": {**_cost(best.report, best.plan), "gap": result.gap, "costed": result.counts.costed},
         "differences": [list(change) for change in case.recipe.diff(best.plan).changes],
         "stopped": result.stopped,
         "search_seconds": round(result.seconds, 1),

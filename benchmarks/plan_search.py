@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of each search")
-    parser.add_argument("--patience", type=float, default=4.0, metavar="SECONDS", help="processor time; 0: no limit")
+    parser.add_argument("--patience", type=float, default=6.0, metavar="SECONDS", help="processor time; 0: no limit")
     parser.add_argument("--pipelines", action="store_true", help="where a pipeline is found, instead")
     options = parser.parse_args()
     for name in PIPELINES if options.pipelines else ():

@@ -109,14 +109,18 @@ _MODULES = {
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
+    "hub": "train.hub",
+    "compilers": "tools.compilers",
 }  # public names that are modules
 _UNLISTED = {"train": "train"}  # the training runtime, which has a page of its own
+_ALSO = {"gather": "take", "remat": "checkpoint", "scatter_add": "put_add"}  # the field's names, beside ours
 _PUBLIC = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted((*_PUBLIC, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll] - names are looked up when used
+__all__ = sorted((*_PUBLIC, *_ALSO, *_MODULES))  # pyright: ignore[reportUnsupportedDunderAll] - names are looked up when used
 
 
 def __getattr__(name: str) -> Any:
+    name = _ALSO.get(name, name)
     modules = {**_MODULES, **_UNLISTED}
     if name in modules or name in _PUBLIC:
         importlib.import_module(f"{__name__}.errors.jax_version").check_jax()

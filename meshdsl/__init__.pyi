@@ -153,6 +153,7 @@ from .params import model as model
 from .params import param as param
 from .params import scope as scope
 from .search import search as search
+from .tools import compilers as compilers
 from .tools.compilers.aot import compile_for as compile_for
 from .tools.compilers.compilation import Compilation as Compilation
 from .tools.compilers.compilation import CompilerError as CompilerError
@@ -164,6 +165,7 @@ from .trace.arguments import tensor as tensor
 from .trace.platform import platform as platform
 from .trace.tensors import Tensor as Tensor
 from .trace.tracing import eval_shape as eval_shape
+from .train import hub as hub
 from .train.checkpoint import Checkpoints as Checkpoints
 from .train.checkpoint import Restored as Restored
 from .train.checkpoint.convert import export_orbax as export_orbax
@@ -177,8 +179,14 @@ from .train.weights import import_hugging_face as import_hugging_face
 from .updates.weight_update import WeightUpdate as WeightUpdate
 from .workload import Workload as Workload
 
+gather = take
+remat = checkpoint
+scatter_add = put_add
+
 __version__: str
 __all__: list[str]
 _HOMES: dict[str, tuple[str, ...]]
 _MODULES: dict[str, str]
 _UNLISTED: dict[str, str]
+_ALSO: dict[str, str]
+_PUBLIC: dict[str, str]

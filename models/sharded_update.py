@@ -29,7 +29,6 @@ import meshdsl as md
 from meshdsl.models.ncf import ncf
 from meshdsl.models.resnet import resnet50
 from meshdsl.models.seq2seq import seq2seq
-from meshdsl.train import report
 
 __all__ = ["LARGE", "PAPER", "SMALL", "Setting", "main", "measured", "predicted", "step"]
 
@@ -166,6 +165,13 @@ def measured(setting: Setting, rounds: int = 5) -> dict[str, float]:
     return {mode: float(np.median(values)) for mode, values in times.items()}
 
 
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart: names to the left, figures to the right."""
+    first, *widths = (max(map(len, column)) for column in zip(header, *rows, strict=True))
+    lines = ([name.ljust(first), *map(str.rjust, cells, widths)] for name, *cells in (header, *rows))
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
 def _runner(setting: Setting, mode: str) -> Callable[[], None]:
     """A function that trains one step, on zeros."""
     compiled, (_, _, batch) = step(setting, mode)
@@ -205,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.groups:
         results = {setting.label: grouped(setting, options.machine) for setting in (*PAPER, *ONE_AXIS)}
         rows = [[label, *(f"{s * 1e3:.2f} ms" for s in each.values())] for label, each in results.items()]
-        print(report.table(["predicted", *next(iter(results.values()))], rows))
+        print(_table(["predicted", *next(iter(results.values()))], rows))
         return 0
     settings = (*LARGE, *PAPER) if options.machine == "tpu-v3" else LARGE
     if options.measure:
@@ -220,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ])  # fmt: skip
         print(f"{setting.label}: done", file=sys.stderr, flush=True)
     header = ["predicted", "replicated", "sharded", "faster", "peak, replicated", "peak, sharded", "the paper"]
-    print(f"one training step on {options.machine}\n{report.table(header, rows)}")
+    print(f"one training step on {options.machine}\n{_table(header, rows)}")
     if options.measure:
         rows = []
         for setting in SMALL:
@@ -232,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 *(f"{peaks[mode][1] / 1e6:,.2f} MB" for mode in MODES),
             ])  # fmt: skip
         header = ["measured, CPU time", "replicated", "sharded", "faster", "peak, replicated", "peak, sharded"]
-        print(f"\none training step on eight CPU devices of this machine\n{report.table(header, rows)}")
+        print(f"\none training step on eight CPU devices of this machine\n{_table(header, rows)}")
     return 0
 
 

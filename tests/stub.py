@@ -15,7 +15,7 @@ HEAD = '''"""The public names, for type checkers; generated from `meshdsl/__init
 '''
 VARIABLES = (
     "__version__: str", "__all__: list[str]", "_HOMES: dict[str, tuple[str, ...]]", "_MODULES: dict[str, str]",
-    "_UNLISTED: dict[str, str]",
+    "_UNLISTED: dict[str, str]", "_ALSO: dict[str, str]", "_PUBLIC: dict[str, str]",
 )  # fmt: skip
 
 
@@ -26,7 +26,8 @@ def text() -> str:
         package, _, module = home.rpartition(".")
         places.append((package, module, name))
     lines = [f"from .{home} import {name} as {public}" for home, name, public in sorted(places)]
-    return "\n".join([HEAD, *lines, "", *VARIABLES, ""])
+    also = [f"{other} = {name}" for other, name in md._ALSO.items()]
+    return "\n".join([HEAD, *lines, "", *also, "", *VARIABLES, ""])
 
 
 if __name__ == "__main__":

@@ -58,7 +58,6 @@ IN_THE_LANGUAGE = [
     "workload",
     "train",
     "models",
-    "tools.demo",
 ]  # units of meshdsl that see only what a user sees
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}

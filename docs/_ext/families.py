@@ -75,7 +75,8 @@ def families() -> dict[str, list[str]]:
     """The public names by title; the names of a public module are listed under `md.<module>`, as `<module>.<name>`."""
     names_by_title: dict[str, list[str]] = {title: [] for title in dict.fromkeys(TITLES.values())}
     for home, names in md._HOMES.items():
-        names_by_title.setdefault(TITLES.get(home, home), []).extend(names)
+        also = [other for other, name in md._ALSO.items() if name in names]
+        names_by_title.setdefault(TITLES.get(home, home), []).extend([*names, *also])
     for module in md._MODULES:
         names_by_title |= _of_module(module)
     return names_by_title

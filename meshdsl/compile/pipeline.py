@@ -112,14 +112,13 @@ def _pipeline(state: PassState, options: Options) -> PassState:
     if state.layout.problems(state.mesh, *named_by_layouts(state.graph, state.results)):
         return state  # partition raises them all
     piped = _in_ticks(state, options)
-    # without pipelines, the program stays: a search lowers layouts together
     return dataclasses.replace(piped, without_pipelines=state) if piped.schedules else state
 
 
 def _in_ticks(state: PassState, options: Options, late: bool = False) -> PassState:
     sharded = options.weight_update.mode != "replicated"
     graph, layout, schedules = pipelined(state.graph, state.mesh, state.layout, options.chunks, late, sharded)
-    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules, program=None)
+    return dataclasses.replace(state, graph=graph, layout=layout, schedules=schedules)
 
 
 def _paired(state: PassState, options: Options) -> Program:
@@ -307,15 +306,14 @@ def run(
     layout: Layout,
     results: Sequence[str],
     options: Options,
-    partitioned: Program | None = None,
 ) -> tuple[PassState, tuple[Stage, ...]]:
-    """The state after all passes, and every stage. `partitioned` is the result of partition, if it is known.
+    """The state after all passes, and every stage.
 
     A pass whose option has no effect is left out, with a warning unless `options.strict`. Raises `LayoutError` for an
     illegal layout, `NoEffectError` for options without effect, and `InternalError`, naming the pass, if a pass returns
     an invalid graph or program.
     """
-    state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh), partitioned)
+    state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh))
     stages = list(begun)
     for compiler_pass in _passes(options):
         check_deadline()

@@ -72,7 +72,6 @@ class Stages:
         self.begun = traced.begun
         self.platform = traced.target.platform
         self.result = traced.result
-        self.partitioned: Program | None = None  # set by a search, which lowers many layouts together
         self.accepted: list[Any] = [_NOTHING] * len(self.graph.ins)  # the last accepted sharding of each input
         self.in_dims, self.in_dtypes = [v.dims for v in self.graph.ins], [v.dtype for v in self.graph.ins]
         self.out_dims, self.out_dtypes = [v.dims for v in self.graph.outs], [v.dtype for v in self.graph.outs]
@@ -87,7 +86,7 @@ class Stages:
         indices = tree.tree_unflatten(self.result, range(len(self.graph.outs)))
         paths = [_path(path) for path, _ in tree.tree_flatten_with_path(indices)[0]]
         options = dataclasses.replace(self.options, donated=self.donated, platform=self.platform or "")
-        return run(self.begun, self.mesh, self.layout, paths, options, self.partitioned)
+        return run(self.begun, self.mesh, self.layout, paths, options)
 
     @property
     def state(self) -> PassState:

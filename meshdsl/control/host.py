@@ -49,4 +49,4 @@ def keep_on_device(eqns: Collection[Eqn], kept: Collection[Var]) -> Iterator[Eqn
             assert source is not None
             renamed[eqn.outs[0]] = source
         else:
-            yield eqn.replace(ins=tuple(renamed.get(v, v) for v in eqn.ins))
+            yield eqn.reading(renamed)

@@ -162,22 +162,6 @@ def ledger(program: Program) -> Ledger:
     return Ledger(program, tuple(lines), top)
 
 
-class LazyLedger(Ledger):
-    """A ledger whose lines are computed when those of a step are read; `lines` is empty."""
-
-    def __init__(self, program: Program):
-        super().__init__(program, (), steps(program))
-
-    @cached_property
-    def _order(self) -> dict[Eqn, int]:
-        return _order(self.program)
-
-    def of(self, step: Step) -> tuple[Line, ...]:
-        """The lines of one kernel or collective, in program order."""
-        lines = _lines(self.program, (step,), 1, False, self._order)
-        return tuple(sorted(lines, key=lambda line: line.index))
-
-
 def _order(program: Program) -> dict[Eqn, int]:
     """The number of each equation, loop bodies included."""
     return {eqn: i for i, (eqn, _) in enumerate(walk(program))}

@@ -144,7 +144,7 @@ def cse(graph: G) -> G:
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         if not replacements.keys().isdisjoint(eqn.ins):
-            eqn = eqn.replace(ins=tuple(replacements.get(v, v) for v in eqn.ins))
+            eqn = eqn.reading(replacements)
         eqn = eqn.map_graphs(cse)
         key = _key(eqn)
         if key is not None and key in first_eqns:

@@ -216,6 +216,10 @@ class Eqn:
         fields: dict[str, Any] = {name: self.__dict__[name] for name in _FIELDS}
         return Eqn(**{**fields, **changes})
 
+    def reading(self, instead: Mapping[Var, Var]) -> Eqn:
+        """A copy that reads `instead[v]` where it reads v, for some values; the equation itself if it reads none."""
+        return self.replace(ins=tuple(instead.get(v, v) for v in self.ins))
+
     def with_control(self, **changes: Any) -> Eqn:
         """A copy whose loop, branch or call has other fields; the equation itself if nothing changes."""
         assert self.control is not None

@@ -71,9 +71,7 @@ def without_padding(c: Local, xs: Sequence[Any], run: Callable[[Sequence[Any], l
     device without elements, the part of a sum is zero.
     """
     own = {d.name: n for b in c.ins for d, n in zip(b.dims, b.sizes, strict=True)}
-    split = {d: axes for b in c.ins for d, axes in zip(b.dims, b.axes, strict=True) if axes}
-    lengths = {d: elements_of_blocks(d.size, own[d.name], c.count(axes)) for d, axes in split.items()}
-    uneven = {d: sorted(set(n), reverse=True) for d, n in lengths.items() if len(set(n)) > 1}
+    uneven, which = _uneven(c, own)
     summed = [all(d not in b.dims for b in c.outs) for d in uneven]
 
     def of_size(sizes: Sequence[int]) -> Callable[..., list[Any]]:
@@ -88,12 +86,22 @@ def without_padding(c: Local, xs: Sequence[Any], run: Callable[[Sequence[Any], l
 
         return results
 
-    dtypes, which = [x.dtype for x in xs], 0
-    for d, sizes in uneven.items():
-        kind_of_block = [sizes.index(n) for n in lengths[d]]
-        which = which * len(sizes) + c.xp.asarray(kind_of_block)[c.index(split[d])]
+    dtypes = [x.dtype for x in xs]
     branches = [of_size(sizes) for sizes in itertools.product(*uneven.values())]
     return c.xp.switch(which, branches, *xs) if uneven else branches[0](*xs)
+
+
+def _uneven(c: Local, own: Mapping[str, int]) -> tuple[dict[Dim, list[int]], Any]:
+    """The sizes of blocks, largest first, of each split dim that does not divide; and which product of them the
+    device's blocks have."""
+    uneven, which = dict[Dim, list[int]](), 0
+    for d, axes in {d: axes for b in c.ins for d, axes in zip(b.dims, b.axes, strict=True) if axes}.items():
+        lengths = elements_of_blocks(d.size, own[d.name], c.count(axes))
+        sizes = sorted(set(lengths), reverse=True)
+        if len(sizes) > 1:
+            uneven[d] = sizes
+            which = which * len(sizes) + c.xp.asarray([sizes.index(n) for n in lengths])[c.index(axes)]
+    return uneven, which
 
 
 def _kernel(c: Local, *xs: Any, f: JaxFunction, results: tuple[Shape, ...], **_: Any) -> list[Any]:

@@ -47,6 +47,23 @@ def kind(dtype: Any) -> str:
     return {"u": "i"}.get(np.dtype(dtype).kind, np.dtype(dtype).kind)
 
 
+@cache
+def widens(narrow: np.dtype, wide: np.dtype) -> bool:
+    """True if a cast between these floats is exact for every number."""
+    if not kind(narrow) == kind(wide) == "f":
+        return False
+    few, many = jnp.finfo(narrow), jnp.finfo(wide)  # JAX promotes no 8-bit floats
+    return few.nmant <= many.nmant and few.maxexp <= many.maxexp and few.minexp >= many.minexp
+
+
+@cache
+def largest(dtype: np.dtype) -> float:
+    """The largest magnitude of a finite number of a dtype."""
+    if kind(dtype) == "b":
+        return 1.0
+    return float(jnp.iinfo(dtype).max + 1 if kind(dtype) == "i" else jnp.finfo(dtype).max)
+
+
 def float_for(dtype: np.dtype) -> str:
     """The float dtype to which integers are promoted for a noninteger result; JAX's rule."""
     return "float64" if dtype.itemsize == 8 else "float32"

@@ -53,24 +53,28 @@ def check_elementwise(
     kinds.update((v, _kind(v, Kind.ARRAY)) for v in jaxpr.constvars)
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
-        name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
+        bodies = jax_functions.inner(eqn)
         ins = [Kind.NUMBER if isinstance(v, Literal) else kinds[v] for v in eqn.invars]
-        if name in jax_functions.CALLS and bodies:
+        if eqn.primitive.name in jax_functions.CALLS and bodies:
             outs = check_elementwise(bodies[0], refusal, traceback, ins)
         elif Kind.ARRAY not in ins and not bodies and _is_elementwise(eqn):
             outs = [Kind.TENSOR if Kind.TENSOR in ins else Kind.NUMBER]
         elif Kind.TENSOR not in ins and not eqn.effects and _elements(eqn) <= MOST_NUMBERS:
             outs = [_kind(v, Kind.ARRAY) for v in eqn.outvars]
         else:
-            for v, each in zip(eqn.invars, ins, strict=True):
-                if each is Kind.ARRAY and Kind.TENSOR in ins:
-                    what = f"with a constant array of shape {list(v.aval.shape)}, by {name}"
-                    raise refusal(what, *_source(traceback))
-            shapes = ", ".join(str(list(shape)) for shape in _shapes(eqn.invars)) or "numbers"
-            results = ", ".join(str(list(v.aval.shape)) for v in eqn.outvars)
-            raise refusal(f"{name} of {shapes} to {results}", *_source(traceback))
+            raise refusal(_what(eqn, ins), *_source(traceback))
         kinds.update(zip(eqn.outvars, outs, strict=True))
     return [Kind.NUMBER if isinstance(v, Literal) else kinds[v] for v in jaxpr.outvars]
+
+
+def _what(eqn: Any, kinds: Sequence[Kind]) -> str:
+    """What an equation computes, for the message that refuses it."""
+    constants = [v.aval.shape for v, kind in zip(eqn.invars, kinds, strict=True) if kind is Kind.ARRAY]
+    if constants and Kind.TENSOR in kinds:
+        return f"with a constant array of shape {list(constants[0])}, by {eqn.primitive.name}"
+    shapes = ", ".join(str(list(shape)) for shape in _shapes(eqn.invars)) or "numbers"
+    results = ", ".join(str(list(v.aval.shape)) for v in eqn.outvars)
+    return f"{eqn.primitive.name} of {shapes} to {results}"
 
 
 def _kind(v: Any, of_arrays: Kind) -> Kind:

@@ -15,7 +15,7 @@ from ..control import BARRIER
 from ..control.batching import batched_graph
 from ..ir import Eqn, Fuses, Graph, Scan, Var, verify
 from ..ops.dtypes import CAST
-from .unmade import unmade_values
+from .constants import constant_values
 
 SMALL = 16
 
@@ -50,17 +50,7 @@ def scaled_casts(
     elements. `beside` are equations that may read the value and what is scaled; `takes` refuses others.
     """
     scales = _elements(v) // SMALL
-    scaled, casts, values, unmade = list[Eqn](), list[Eqn](), {v}, unmade_values(graph)
-    for eqn in graph.eqns:
-        if eqn in beside or values.isdisjoint(eqn.ins):
-            continue
-        if any(x not in values and _elements(x) > scales and x not in unmade for x in eqn.ins):
-            continue
-        if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
-            casts.append(eqn)
-        elif _per_element(eqn) and takes(eqn):
-            scaled.append(eqn)
-            values.update(eqn.outs)
+    scaled, casts = _scaled_and_cast(graph, v, scales, takes, beside)
     path, needed = set(casts), {x for eqn in casts for x in eqn.ins}
     for eqn in reversed(scaled):
         if not needed.isdisjoint(eqn.outs):
@@ -69,6 +59,24 @@ def scaled_casts(
     whole = {v, *(x for eqn in path.difference(casts) for x in eqn.outs if _elements(x) > scales)}
     read = {x for eqn in graph.eqns if eqn not in path and eqn not in beside for x in eqn.ins} | {*graph.outs}
     return [] if read & whole else [eqn for eqn in graph.eqns if eqn in path]
+
+
+def _scaled_and_cast(
+    graph: Graph, v: Var, scales: int, takes: Callable[[Eqn], bool], beside: Collection[Eqn]
+) -> tuple[list[Eqn], list[Eqn]]:
+    """What scales a value, with other operands of at most `scales` elements; and casts of it to fewer bytes."""
+    scaled, casts, values, constants = list[Eqn](), list[Eqn](), {v}, constant_values(graph)
+    for eqn in graph.eqns:
+        if eqn in beside or values.isdisjoint(eqn.ins):
+            continue
+        if any(x not in values and _elements(x) > scales and x not in constants for x in eqn.ins):
+            continue
+        if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize:
+            casts.append(eqn)
+        elif _per_element(eqn) and takes(eqn):
+            scaled.append(eqn)
+            values.update(eqn.outs)
+    return scaled, casts
 
 
 def _elements(v: Var) -> int:
@@ -122,27 +130,35 @@ def _scaled_out(loop: Eqn, scan: Scan, v: Var) -> tuple[list[Eqn], Eqn] | None:
     """The scaled casts of the rows of v, on the stack, and the loop that takes the rows of the results."""
     i, body, rows = loop.ins.index(v), scan.body, scan.consts + scan.carries
     path = scaled_casts(body, body.ins[i]) if i >= rows else []
-    made = {x for eqn in path for x in eqn.outs}
-    read = {x for eqn in path for x in eqn.ins} - made
-    numbers = [eqn for eqn in body.eqns if not eqn.ins and not read.isdisjoint(eqn.outs)]
-    given = [x for x in body.ins if x in read and x not in body.ins[scan.consts : rows]]
-    if len(path) < 2 or not read.issubset([*given, *(x for eqn in numbers for x in eqn.outs)]):
+    graph = _alone(path, body, body.ins[scan.consts : rows]) if len(path) > 1 else None
+    if graph is None:
         return None
-    rest = [eqn for eqn in body.eqns if eqn not in path]
-    others = {x for eqn in rest for x in eqn.ins} | {*body.outs}
-    leaving = [x for eqn in path for x in eqn.outs if x in others]
-    graph = Graph(tuple(given), (*numbers, *_without_barriers(path)), tuple(leaving))
-    stacked = batched_graph(graph, [body.ins.index(x) >= rows for x in given], scan.dim, [True] * len(leaving))
-    outer = {x: loop.ins[body.ins.index(y)] for x, y in zip(stacked.ins, given, strict=True)}
-    before = [eqn.replace(ins=tuple(outer.get(x, x) for x in eqn.ins)) for eqn in stacked.eqns]
-    body = body.replace(ins=(*body.ins[:i], *body.ins[i + 1 :], *leaving), eqns=tuple(rest))
-    return before, loop.replace(ins=(*loop.ins[:i], *loop.ins[i + 1 :], *stacked.outs)).with_control(body=body)
+    in_rows = [body.ins.index(x) >= rows for x in graph.ins]
+    stacked = batched_graph(graph, in_rows, scan.dim, [True] * len(graph.outs))
+    outer = {x: loop.ins[body.ins.index(y)] for x, y in zip(stacked.ins, graph.ins, strict=True)}
+    rest = tuple(eqn for eqn in body.eqns if eqn not in path)
+    body = body.replace(ins=(*body.ins[:i], *body.ins[i + 1 :], *graph.outs), eqns=rest)
+    loop = loop.replace(ins=(*loop.ins[:i], *loop.ins[i + 1 :], *stacked.outs)).with_control(body=body)
+    return [eqn.reading(outer) for eqn in stacked.eqns], loop
+
+
+def _alone(path: Sequence[Eqn], body: Graph, carried: Sequence[Var]) -> Graph | None:
+    """These equations of a body as a graph of its inputs; None if they read a carry or what others compute."""
+    computed = {x for eqn in path for x in eqn.outs}
+    read = {x for eqn in path for x in eqn.ins} - computed
+    numbers = [eqn for eqn in body.eqns if not eqn.ins and not read.isdisjoint(eqn.outs)]
+    given = tuple(x for x in body.ins if x in read and x not in carried)
+    if not read.issubset([*given, *(x for eqn in numbers for x in eqn.outs)]):
+        return None
+    others = {x for eqn in body.eqns if eqn not in path for x in eqn.ins} | {*body.outs}
+    leaving = tuple(x for eqn in path for x in eqn.outs if x in others)
+    return Graph(given, (*numbers, *_without_barriers(path)), leaving)
 
 
 def _without_barriers(path: Sequence[Eqn]) -> list[Eqn]:
     """The equations without the barriers of rematerialised layers."""
     same = {eqn.outs[0]: eqn.ins[0] for eqn in path if eqn.op is BARRIER}
-    return [eqn.replace(ins=tuple(same.get(x, x) for x in eqn.ins)) for eqn in path if eqn.op is not BARRIER]
+    return [eqn.reading(same) for eqn in path if eqn.op is not BARRIER]
 
 
 def _one_dtype(casts: Sequence[Eqn | None], v: Var) -> Eqn | None:
@@ -155,7 +171,7 @@ def _taking(eqn: Eqn, narrow: Mapping[Var, Var]) -> Eqn:
     """A loop that takes some operands in their narrow form."""
     assert eqn.scan is not None
     inside = {x: narrow[v].dtype for v, x in zip(eqn.ins, eqn.scan.body.ins, strict=True) if v in narrow}
-    return eqn.replace(ins=tuple(narrow.get(v, v) for v in eqn.ins)).with_control(body=_narrowed(eqn.scan.body, inside))
+    return eqn.reading(narrow).with_control(body=_narrowed(eqn.scan.body, inside))
 
 
 def _narrowed(body: Graph, inputs: Mapping[Var, np.dtype]) -> Graph:
@@ -172,6 +188,6 @@ def _narrowed(body: Graph, inputs: Mapping[Var, np.dtype]) -> Graph:
             eqns.append(eqn.replace(ins=(x,), outs=(narrow[eqn.outs[0]],)))
         else:
             eqn = eqn if narrow.keys().isdisjoint(eqn.ins) else _taking(eqn, narrow)
-            eqns.append(eqn.replace(ins=tuple(renamed.get(v, v) for v in eqn.ins)))
+            eqns.append(eqn.reading(renamed))
     ins, outs = (tuple(new.get(v, v) for v in vs) for vs, new in ((body.ins, narrow), (body.outs, renamed)))
     return body.replace(ins=ins, eqns=tuple(eqns), outs=outs)

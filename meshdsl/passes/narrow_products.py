@@ -8,22 +8,9 @@ bfloat16. The dtype of the sum does not change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-
-import jax.numpy as jnp
-import numpy as np
 
 from ..ir import Eqn, Graph, Linear, Reduce, Var, rewritten
-from ..ops.dtypes import CAST, kind
-
-
-@lru_cache
-def widens(narrow: np.dtype, wide: np.dtype) -> bool:
-    """True if a cast between these floats is exact for every number."""
-    if not kind(narrow) == kind(wide) == "f":
-        return False
-    few, many = jnp.finfo(narrow), jnp.finfo(wide)  # JAX promotes no 8-bit floats
-    return few.nmant <= many.nmant and few.maxexp <= many.maxexp and few.minexp >= many.minexp
+from ..ops.dtypes import CAST, widens
 
 
 def narrow_products(graph: Graph) -> Graph:

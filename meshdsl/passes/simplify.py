@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..control.host import keep_on_device
 from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, readers_of, rewritten
-from ..ops.dtypes import CAST, CAST_PARTS, REDUCED_IN
+from ..ops.dtypes import CAST, CAST_PARTS, REDUCED_IN, widens
 from ..ops.elementwise import ADD, EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
 from .accumulate import sums_begin_with_zero
+from .constants import recompute_inside_loops
 from .finish_rows import finish_rows_after_loops
-from .narrow_products import narrow_products, widens
-from .unmade import recompute_inside_loops
+from .narrow_products import narrow_products
 
 
 def inline(graph: Graph) -> Graph:

@@ -21,8 +21,8 @@ from ..errors import LayoutError, MeshdslError, at
 from ..ir import Eqn, Graph, Linear, Scan, Var, acts, dce, walk
 from ..layouts import Layout, Mesh
 from ..ops.elementwise import ADD
+from ..ops.linear import is_linear, together
 from ..passes.accumulate import number_in_all, running_sum
-from ..passes.linear import is_linear, together
 from .schedule import Schedule
 
 

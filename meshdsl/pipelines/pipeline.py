@@ -88,6 +88,6 @@ def _with(graph: Graph, replaced: dict[Eqn, Graph]) -> Graph:
             continue
         ticks = replaced[eqn]
         inner = dict(zip(ticks.ins, eqn_ins, strict=True))
-        eqns += [e.replace(ins=tuple(inner.get(v, v) for v in e.ins)) for e in ticks.eqns]
+        eqns += [e.reading(inner) for e in ticks.eqns]
         renamed.update(zip(eqn.outs, (inner.get(v, v) for v in ticks.outs), strict=True))
     return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))

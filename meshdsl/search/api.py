@@ -18,7 +18,6 @@ from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import spec
 from .knobs import Turn, turns_of
-from .plan_result import plan_result
 from .plans import PlanSearch
 from .request import SearchRequest
 from .result import SearchProgress, SearchResult
@@ -33,24 +32,15 @@ def search(
     devices: int | None = None,
     machine: Machine | str | os.PathLike[str] = "tpu-v5e",
     limit: float | None = None,
-    objective: str = "seconds",
     layout: Layout | str | Mapping[str, Any] = "",
     dims: str | Collection[str] | None = None,
-    axes: str | Collection[str] | None = None,
-    several: bool | None = None,
-    orders: bool = False,
-    most_axes: int = 3,
-    runners_up: int = 4,
-    front: bool = False,
+    knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None] | None = None,
+    start: Plan | None = None,
     time_limit: float | None = 60.0,
     patience: float | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
-    assignment: Mapping[str, str | Sequence[str]] | None = None,
-    donate: Sequence[int] | int = (),
-    knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None] | None = None,
-    start: Plan | None = None,
 ) -> SearchResult:
-    """Find the best plans of a function: layouts, meshes and, of a training step, all other knobs.
+    """Find the fastest plans of a function that fit: layouts, meshes and, of a training step, all other knobs.
 
     If there are few plans, every one is costed, and `gap` is 0; otherwise it bounds how much better another can be. Of
     plans within 1 % of the fastest, `best` is the simplest.
@@ -65,9 +55,8 @@ def search(
 
     `f` is a function with its arguments or their specs; or the result of `md.compile` (the search keeps its options,
     not its mesh and layout); or a workload, whose training step is searched. `mesh` is one mesh or several to choose
-    from; `devices` means every mesh of that many devices with up to `most_axes` axes, in every order.
-    `machine` is a name, or the path of a machine file; `assignment` maps mesh axes to its hardware axes; `donate` is
-    that of `md.compile`. The result also has the `runners_up`, so many of the next best.
+    from; `devices` means every mesh of that many devices with up to three axes, in every order. `machine` is a name, or
+    the path of a machine file. The result also has the next best plans, `runners_up`.
 
     `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches chunks overlap steps",
     "all", or a mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a
@@ -76,41 +65,33 @@ def search(
 
     A search of plans costs the plan `start` first and improves it, so that the result is at least as good.
 
-    `objective` is "seconds", "peak_bytes", "wire_bytes", or "energy": seconds times devices times their TDP, for
-    meshes of several sizes (`LayoutError` if the machine's file has no TDP). Layouts that need more than `limit` bytes
-    per device (default: the machine's memory) are excluded. Every candidate keeps the rules and overrides of `layout`;
-    `dims` and `axes` restrict the others. A dim takes one axis or `several`, in mesh order or in all `orders`.
+    Plans that need more than `limit` bytes per device (default: the machine's memory) are excluded. Every candidate
+    keeps the rules and overrides of `layout`; `dims` names the other dims that may be sharded (default: all). A dim
+    takes one axis or several, in mesh order.
 
     The search runs for at most `time_limit` seconds (None: until it ends), stops after `patience` seconds
     of processor time without improvement (None: never), and can be interrupted. The result is then the best so far, and
-    `gap` bounds how much better any other candidate can be. `progress` is called about twice a second. `front` also
-    lists the trade-off of time against memory among the plans costed.
+    `gap` bounds how much better any other candidate can be; on a machine with a profile, whose measured times may be
+    below any bound, it is 1 unless every plan is costed. `progress` is called about twice a second.
 
     Raises `LayoutError` if no layout is legal or none fits, with the reasons and the smallest memory found; for unknown
-    dims and axes; and for a mesh larger than the machine.
+    dims; and for a mesh larger than the machine.
     """
     started = time.perf_counter()
-    compiled, args = _compiled(f, args, donate)
+    compiled, args = _compiled(f, args)
     _check_limits(limit, time_limit, patience)
-    on = _bounded(machine)
+    on = machine if isinstance(machine, Machine) else machine_named(machine)
     request = SearchRequest(
         on,
-        assignment,
-        objective=objective,
         limit=on.hbm if limit is None else limit,
         fixed=layout if isinstance(layout, Layout) else Layout(layout),
-        dims=_names(dims),
-        axes=_names(axes),
-        several=several,
-        orders=orders,
-        runners_up=runners_up,
-        front=front,
+        dims=dims.replace(",", " ").split() if isinstance(dims, str) else dims,
         time_limit=time_limit,
         patience=patience,
         progress=progress,
         started=started,
     )
-    tried = _meshes(mesh, devices, most_axes)
+    tried = _meshes(mesh, devices)
     turns = _turns(f, knobs, any(has_slow_axis(on, grid) for grid in tried), on)
     if not turns and start is not None:
         raise LayoutError(
@@ -123,7 +104,7 @@ def search(
     variants = Variants(compiled, args, _title(f, compiled), request, first)
     run = PlanSearch(variants, tried, turns, getattr(f, "layouts", {}), start)
     run.until_done()
-    return plan_result(run)
+    return run.result()
 
 
 def _explicit(knobs: str | Collection[str] | Mapping[str, Any] | None) -> Collection[str]:
@@ -133,23 +114,11 @@ def _explicit(knobs: str | Collection[str] | Mapping[str, Any] | None) -> Collec
     return [name for name in knobs if not isinstance(knobs, Mapping) or knobs[name]]
 
 
-def _bounded(machine: Machine | str | os.PathLike[str]) -> Machine:
-    """The machine, whose figures must bound every layout; raises `LayoutError` for a machine with a profile."""
-    on = machine if isinstance(machine, Machine) else machine_named(machine)
-    if on.profile is not None:
-        raise LayoutError(
-            f"a search takes no profile: machine {on.name!r} has {on.profile}\n"
-            "  its bounds are those of the machine's figures, and measured times may be below them; search without the "
-            "profile, then compare the best layouts with it"
-        )
-    return on
-
-
 def _title(f: Any, compiled: Compiled) -> str:
     return getattr(f, "name", "") or getattr(compiled.function, "__name__", "").replace("<lambda>", "")
 
 
-def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tuple[Compiled, tuple[Any, ...]]:
+def _compiled(f: Any, args: tuple[Any, ...]) -> tuple[Compiled, tuple[Any, ...]]:
     if isinstance(f, Compiled):
         return f, args
     if hasattr(f, "train_step") and hasattr(f, "specs"):
@@ -161,27 +130,21 @@ def _compiled(f: Any, args: tuple[Any, ...], donate: Sequence[int] | int) -> tup
         takes = inspect.signature(f.loss(f.config)).parameters.values()
         key = (spec("key_word:2", "uint32"),) if len([p for p in takes if p.kind is not p.KEYWORD_ONLY]) > 2 else ()
         return compile(f.train_step(), "", donate=(0, 1)), (*f.specs(), *key)
-    return compile(f, "", donate=donate), args
+    return compile(f, ""), args
 
 
-def _meshes(mesh: MeshLike | Sequence[MeshLike] | None, devices: int | None, most_axes: int) -> list[Mesh]:
+def _meshes(mesh: MeshLike | Sequence[MeshLike] | None, devices: int | None) -> list[Mesh]:
     if (mesh is None) == (devices is None):
         raise LayoutError(
             f"a search takes a mesh or a number of devices, one of the two; got mesh={mesh!r} and devices={devices!r}"
         )
     if devices is not None:
-        return meshes(devices, most_axes)
+        return meshes(devices)
     listed = list(mesh) if isinstance(mesh, Sequence) and not isinstance(mesh, str) else [mesh or ""]
     if not listed:
         raise LayoutError("a search needs at least one mesh; got an empty list")
     grids = [Mesh(each) for each in listed]  # plans are text, which has no devices
     return [Mesh(grid.axes, device_order=grid.device_order) for grid in grids]
-
-
-def _names(names: str | Collection[str] | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    return tuple(names.replace(",", " ").split()) if isinstance(names, str) else tuple(names)
 
 
 def _check_limits(limit: float | None, time_limit: float | None, patience: float | None) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 from ..compile.plan import Plan
 from ..errors import LayoutError
 from ..errors.deadline import OutOfTimeError, deadline
-from ..lowering import Program
 from .evaluate import Entry, evaluate
 from .variants import Variants
 
 SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
+RUNNERS_UP = 4  # plans of a result besides the best one
 
 
 def complexity(entry: Entry) -> int:
@@ -27,17 +26,14 @@ class Costed:
     Patience is processor time, so that other programs on the machine do not change the result.
     """
 
-    def __init__(self, variants: Variants, partitioned: Callable[[Plan], Program | None]):
+    def __init__(self, variants: Variants):
         self.variants, self.request = variants, variants.request
         self.started = time.perf_counter() if self.request.started is None else self.request.started
         self.begun = time.process_time()
-        self.partitioned = partitioned  # the program of a plan, if it is lowered with those of other layouts
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
         self.improved = 0.0  # processor seconds from the start to the last better plan
         self.looked = 0  # plans costed since then
-        self.unfinished: set[Plan] = set()  # plans that were given up
-        self.left: float | None = None  # seconds left when the search ended; they are for `worth` and `half`
 
     @property
     def elapsed(self) -> float:
@@ -56,17 +52,11 @@ class Costed:
     def time_left(self) -> float:
         """Seconds to the time limit; infinite without one, and until a first plan is costed."""
         limit = self.request.time_limit
-        if limit is None or not self.entries:
-            return math.inf
-        return limit - self.elapsed if self.left is None else self.left
-
-    def finish(self) -> None:
-        """Keep the time that is left, and at least a second, for what is costed after the search."""
-        self.left = max(self.time_left(), 1.0)
+        return math.inf if limit is None or not self.entries else limit - self.elapsed
 
     def look(self, plan: Plan) -> Entry | None:
         """The cost of a plan, cached; None if it is illegal."""
-        began, known = self.elapsed, plan
+        known = plan
         try:
             with deadline(self.time_left()):
                 known = self.variants.canonical(plan)
@@ -74,48 +64,35 @@ class Costed:
         except LayoutError as error:
             self.refused[known or plan] = str(error)
         except OutOfTimeError:
-            self.unfinished.add(known or plan)
-        finally:
-            self.left = None if self.left is None else max(self.left - (self.elapsed - began), 0.0)
+            return None  # it is given up
         return None
 
     def _costed(self, known: Plan) -> Entry | None:
         if known in self.refused:
             return None
         if known not in self.entries:
-            problem = self.variants.problem(known)
-            entry = evaluate(problem, known.mesh, known.layout, self.partitioned(known))
+            entry = evaluate(self.variants.problem(known), known.mesh, known.layout)
             self.looked += 1
             if self.score(entry) < min(map(self.score, self.entries.values()), default=(True, math.inf, 0)):
                 self.touch()
             self.entries[known] = entry
         return self.entries[known]
 
-    def why_not(self, plan: Plan) -> str:
-        """The reason why a plan has no cost."""
-        if plan in self.unfinished:
-            return f"not costed in the time limit of {self.request.time_limit:g} s"
-        return self.refused.get(plan, "not costed").splitlines()[0]
-
     def score(self, entry: Entry) -> tuple[bool, float, int]:
-        """Sort key, smallest best: plans that fit by the objective; plans that don't fit by their memory."""
-        amount = self.amount(entry) if entry.fits else entry.peak_bytes
+        """Sort key, smallest best: plans that fit by their time; plans that don't fit by their memory."""
+        amount = entry.seconds if entry.fits else entry.peak_bytes
         return not entry.fits, amount, len(entry.plan.to_dict()) + len(entry.layout.rules)
 
     def ranked(self) -> list[Entry]:
         """The best plans that fit, one per outcome: first the simplest of those within `SAME` of the fastest."""
         each: dict[tuple[float, ...], Entry] = {}
         for entry in sorted((e for e in self.entries.values() if e.fits), key=complexity):
-            each.setdefault((self.amount(entry), *entry.outcome), entry)
+            each.setdefault(entry.outcome, entry)
         ranked = [each[outcome] for outcome in sorted(each)]
-        near = [entry for entry in ranked if self.amount(entry) <= SAME * self.amount(ranked[0])]
+        near = [entry for entry in ranked if entry.seconds <= SAME * ranked[0].seconds]
         near.sort(key=complexity)
-        return [*near[:1], *(entry for entry in ranked if entry is not near[0])][: 1 + self.request.runners_up]
-
-    def amount(self, entry: Entry) -> float:
-        """The objective of a plan."""
-        return getattr(entry, self.request.objective)
+        return [*near[:1], *(entry for entry in ranked if entry is not near[0])][: 1 + RUNNERS_UP]
 
     def least(self) -> float:
-        """The objective of the best plan; infinite while none fits."""
-        return min((self.amount(e) for e in self.entries.values() if e.fits), default=math.inf)
+        """Seconds of the fastest plan that fits; infinite while none fits."""
+        return min((e.seconds for e in self.entries.values() if e.fits), default=math.inf)

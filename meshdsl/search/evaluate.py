@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ..compile.plan import Plan
-from ..cost.machine import Machine
 from ..cost.report.report import Report
-from ..errors import LayoutError
 from ..ir import Graph
 from ..layouts import Layout, Mesh
-from ..lowering import Program
-
-Assignment = Mapping[str, str | Sequence[str]]  # mesh axes -> hardware axes
-OBJECTIVES = ("seconds", "peak_bytes", "wire_bytes", "energy")
 
 
 @dataclass(frozen=True, eq=False)
 class SearchProblem:
-    """A graph to search a layout for, the function that compiles and costs it, and its donated inputs."""
+    """A graph to search a layout for, and the function that compiles and costs it."""
 
     graph: Graph
-    cost: Callable[..., Report]  # (mesh, layout, program if partitioned already); LayoutError for an illegal layout
-    machine: Machine
-    donated: tuple[int, ...] = ()
-    title: str = ""
+    cost: Callable[[Mesh, Layout], Report]  # raises `LayoutError` for an illegal layout
     results: tuple[str, ...] | None = None  # paths of the results
     plain: bool = True  # True if programs are plain `partition` output and only single numbers are bucketed;
     # otherwise only the bounds of products and inputs hold
@@ -48,7 +39,6 @@ class Entry:
     fits: bool
     plan: Plan
     parts: Mapping[str, float]  # seconds by kind of instruction
-    energy: float  # joules of all devices at their TDP, an upper bound; 0 if the machine has none
     _cost: Callable[[], Report] = field(repr=False)
 
     @cached_property
@@ -75,33 +65,13 @@ class Entry:
             "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
             "wire_bytes": self.wire_bytes,
-            "joules": self.energy or None,
             "fits": self.fits,
         }
 
 
-def evaluate(problem: SearchProblem, mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Entry:
-    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal.
-
-    `partitioned` is the result of partition, if it is known.
-    """
-    r = problem.cost(mesh, layout, partitioned)
+def evaluate(problem: SearchProblem, mesh: Mesh, layout: Layout) -> Entry:
+    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal."""
+    r = problem.cost(mesh, layout)
     plan = problem.plan.replace(mesh=mesh, layout=layout, machine=problem.machine_of_plans)
-    energy, again = r.seconds * watts(problem.machine, mesh), functools.partial(problem.cost, mesh, layout)
-    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, energy, again)
-
-
-def check_objective(objective: str, machine: Machine) -> None:
-    """Raise `LayoutError` for an unknown objective, and for energy if the machine's power is not known."""
-    if objective not in OBJECTIVES:
-        raise LayoutError(f"nothing can be searched for by {objective!r}; there are: {', '.join(OBJECTIVES)}")
-    if objective == "energy" and not machine.tdp:
-        raise LayoutError(
-            f"nothing can be searched for by energy on {machine.name}: its file has no power, as none is published\n"
-            f"  add tdp = WATTS of one device to {machine.file or 'the machine'}, or search by seconds"
-        )
-
-
-def watts(machine: Machine, mesh: Mesh) -> float:
-    """Power of all devices of a mesh at their TDP."""
-    return machine.tdp * mesh.size
+    again = functools.partial(problem.cost, mesh, layout)
+    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, again)

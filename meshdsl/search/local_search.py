@@ -32,7 +32,7 @@ class LocalSearch:
     def __init__(self, layouts: PlanLayouts):
         space = layouts.space
         self.layouts, self.costed, self.space = layouts, layouts.costed, space
-        self.variants, self.objective, self.turns = space.variants, space.request.objective, space.turns
+        self.variants, self.turns = space.variants, space.turns
         self._fitted: set[tuple[float, ...]] = set()  # outcomes of plans
         self._staged: set[Plan] = set()  # pipelines whose time was estimated
         self._turned: set[tuple[Any, ...]] = set()  # outcomes of plans, and the turns tried on one of them
@@ -44,7 +44,7 @@ class LocalSearch:
         if best is None or best.outcome in self._fitted:
             return
         self._fitted.add(best.outcome)
-        if self.costed.amount(best) * (1 - SAVED_BY_KNOBS) > self.costed.least():
+        if best.seconds * (1 - SAVED_BY_KNOBS) > self.costed.least():
             return
         for turn in self.turns:
             for value in self.values(turn, best):
@@ -111,7 +111,7 @@ class LocalSearch:
         Chunks are tried on a pipeline that they may make the best plan.
         """
         knobs = {turn.knob: turn.candidates(best.plan) for turn in self.turns}
-        if self.objective != "seconds" or "microbatches" not in knobs:
+        if "microbatches" not in knobs:
             return
         remats = dict.fromkeys((best.plan.remat, *(remat for remat in knobs.get("remat", ()) if remat == "full")))
         for staged in self.in_stages(best, knobs["microbatches"]):
@@ -126,8 +126,8 @@ class LocalSearch:
     def in_stages(self, best: Entry, microbatches: Sequence[int]) -> Iterator[Plan]:
         """A loop's layers over an axis, other dims as in the best plan or in a named layout on the other axes.
 
-        Of an axis, these are the `STAGED` plans of least time without communication between stages, by the memo, if
-        that is less than the time of the best plan.
+        Of an axis, these are the `STAGED` plans of least time without communication between stages, if that is less
+        than the time of the best plan.
         """
         dims = self.space.request.dims
         loops = [dim for dim in self.space.loops if dims is None or dim.name in dims]
@@ -151,12 +151,12 @@ class LocalSearch:
             known = staged.replace(steps="flat")
             if known not in self._staged and self.space.keeps_request(staged):
                 self._staged.add(known)
-                yield self.layouts.amount(inside) / stages / (1 - bubble(stages, parts)), staged
+                yield self.layouts.seconds(inside) / stages / (1 - bubble(stages, parts)), staged
 
     def interleaved(self, best: Entry) -> Iterator[Plan]:
         """A pipeline with chunks, where their shorter bubble alone could make it the best plan."""
         for turn in self.turns:
-            for chunks in turn.candidates(best.plan) if (turn.knob, self.objective) == ("chunks", "seconds") else ():
+            for chunks in turn.candidates(best.plan) if turn.knob == "chunks" else ():
                 shorter = self.space.shorter(best.plan, chunks)
                 if shorter < 1 and (1 - best.exposed) * best.seconds * shorter < self.costed.least():
                     yield best.plan.replace(chunks=chunks)
@@ -191,7 +191,7 @@ class LocalSearch:
                 entry = self.costed.look(plan)
                 yield None
                 for each in () if entry is None or entry.fits else self.values(more, entry):
-                    if entry is None or entry.fits or self.costed.amount(entry) >= self.costed.amount(best):
+                    if entry is None or entry.fits or entry.seconds >= best.seconds:
                         break
                     entry = self.costed.look(plan.replace(**{more.knob: each}))
                     yield None
@@ -221,16 +221,16 @@ class LocalSearch:
     def _may_hide(self, entry: Entry) -> bool:
         """False if the plan could not be the best one even without its exposed communication."""
         hidden = entry.seconds * (1 - entry.exposed)
-        return self.objective != "seconds" or not entry.fits or hidden <= (1 - HIDDEN) * self.costed.least()
+        return not entry.fits or hidden <= (1 - HIDDEN) * self.costed.least()
 
     def _updated(self, best: Entry) -> list[Entry]:
         """The plan, and those costed that differ in the weight update alone and are little slower; best first."""
-        near, most = {best.outcome: best}, REORDERED * self.costed.amount(best)
+        near, most = {best.outcome: best}, REORDERED * best.seconds
         for turn in self.turns:
             for value in turn.candidates(best.plan) if turn.knob == "weight_update" else ():
                 plan = self.variants.canonical(best.plan.replace(weight_update=value))
                 entry = self.costed.entries.get(plan) if plan is not None else None
-                if entry is not None and entry.fits and self.costed.amount(entry) < most:
+                if entry is not None and entry.fits and entry.seconds < most:
                     near.setdefault(entry.outcome, entry)
         return sorted(near.values(), key=self.costed.score)[:2]
 
@@ -258,7 +258,7 @@ class LocalSearch:
         """
         values = [value for value in turn.candidates(best.plan) if turn.rare(value) == rare]
         now = self._position(turn, values, best.plan)
-        if turn.spends and best.fits and self.objective != "peak_bytes":
+        if turn.spends and best.fits:
             return values[:now]
         if turn.spends and not best.fits and now is not None:
             return values[now + 1 :]

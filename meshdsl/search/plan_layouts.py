@@ -1,23 +1,28 @@
-"""The layouts of plans: the fastest ones of a few meshes, and those near a plan's, by one memo of their lowering."""
+"""The layouts of plans: the fastest ones of a few meshes, and those near a plan's, by the time of their programs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..compile.plan import Plan
-from ..cost.network import place
+from ..control import KEEP
+from ..cost.ledger import ledger
+from ..cost.machine import Machine
+from ..cost.timeline import timeline
 from ..errors import LayoutError
 from ..errors.deadline import deadline
+from ..ir import walk
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
-from ..lowering import Program
+from ..lowering.partition import partition
+from ..updates.bucket_collectives import bucket_collectives
 from .costed import Costed
-from .evaluate import Entry, SearchProblem, watts
+from .evaluate import Entry, SearchProblem
 from .moves import divided, meshes_near, named_rows, rows_near
 from .plan_space import PlanSpace
-from .screen import Screen
 from .space import Row, Space
 
 LAYOUTS_SHARE = 0.3  # of the time limit, for the first phase
@@ -31,22 +36,27 @@ class Candidates:
 
     problem: SearchProblem
     space: Space
-    screen: Screen
-    objective: str
-    amounts: dict[Row, float] = field(default_factory=dict[Row, float])
+    machine: Machine
+    times: dict[Row, float] = field(default_factory=dict[Row, float])
 
-    @property
+    @cached_property
     def timed(self) -> bool:
-        """True if the memo tells the objective of a layout, ignoring memory."""
-        return self.screen.usable and self.objective != "peak_bytes"
+        """True if the result of `partition` has the time of the compiled program: no later pass changes it."""
+        return self.problem.plain and not any(eqn.op is KEEP for eqn, _ in walk(self.problem.graph))
 
-    def amount(self, row: Row) -> float:
-        """The objective of a layout's program."""
-        if row not in self.amounts:
-            name = "seconds" if self.objective == "energy" else self.objective
-            unit = watts(self.screen.machine, self.space.mesh) if self.objective == "energy" else 1.0
-            self.amounts[row] = unit * self.screen.amount(self.space.layout(row), name)
-        return self.amounts[row]
+    def seconds(self, row: Row) -> float:
+        """The seconds of a layout's program; infinite for an illegal one. Requires `timed`."""
+        if row not in self.times:
+            self.times[row] = self._seconds(self.space.layout(row))
+        return self.times[row]
+
+    def _seconds(self, layout: Layout) -> float:
+        try:
+            program = partition(self.problem.graph, self.space.mesh, layout, self.problem.results)
+        except LayoutError:
+            return math.inf
+        program = self.machine.target.prepare(bucket_collectives(program))
+        return timeline(ledger(program), self.machine).seconds
 
     def stored(self, row: Row) -> float:
         """The bytes of the inputs on one device, as sharded by their rules."""
@@ -64,7 +74,7 @@ class PlanLayouts:
     def __init__(self, space: PlanSpace, hints: Mapping[str, tuple[str, str]]):
         self.space, self.hints = space, hints
         self.variants, self.request = space.variants, space.request
-        self.costed = Costed(self.variants, self.partitioned)
+        self.costed = Costed(self.variants)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
@@ -73,7 +83,7 @@ class PlanLayouts:
         return sorted(meshes, key=lambda mesh: (len(mesh.axes), *reversed(mesh.axes.values())))
 
     def descended(self, mesh: Mesh) -> Iterator[Plan | None]:
-        """The fastest layout of a mesh by the memo, ignoring memory, with the first plan's knobs; last in the iterator.
+        """The fastest layout of a mesh, ignoring memory, with the first plan's knobs; last in the iterator.
 
         Costs the named layouts first. Yields None after each layout.
         """
@@ -85,16 +95,16 @@ class PlanLayouts:
         named = list(named_rows(group.space, self.hints))
         for each in named:  # people's layouts fit where the fastest one does not
             least = self.costed.least()
-            if least == math.inf or self.screened(group, each, least) < least:
+            if least == math.inf or self.screened(group, each) < least:
                 self.costed.look(base.replace(mesh=mesh, layout=group.space.layout(each)))
             yield None
         rows = [*self.rows_of_fastest(group, mesh), row, *named, *rows_near(group.space, row)]
         while rows:
             nearest = row
             for each in dict.fromkeys(rows):
-                amount = self.screened(group, each, seconds)
-                if amount < seconds:
-                    nearest, seconds = each, amount
+                time = self.screened(group, each)
+                if time < seconds:
+                    nearest, seconds = each, time
                 if self.late() and seconds < math.inf:
                     break
                 yield None
@@ -107,25 +117,23 @@ class PlanLayouts:
         """True if the time of the first phase is over."""
         return self.costed.elapsed > LAYOUTS_SHARE * (self.request.time_limit or math.inf)
 
-    def screened(self, group: Candidates, row: Row, enough: float) -> float:
-        """The objective of a layout, without sharded updates and overlap; `enough` if its arguments take so much."""
+    def screened(self, group: Candidates, row: Row) -> float:
+        """The seconds of a layout, without sharded updates and overlap."""
         if group.timed:
             with deadline(self.costed.time_left()):
-                return group.amount(row)
-        if group.objective == "peak_bytes" and group.stored(row) >= enough:
-            return enough
+                return group.seconds(row)
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
-        return math.inf if entry is None else getattr(entry, group.objective)
+        return math.inf if entry is None else entry.seconds
 
-    def amount(self, plan: Plan) -> float:
-        """The objective by the memo, without pipelines, recomputation, sharded updates and overlap; 0 if unknown."""
+    def seconds(self, plan: Plan) -> float:
+        """The seconds of a plan without pipelines, recomputation, sharded updates and overlap; 0 if unknown."""
         base = self.variants.base.replace(microbatches=plan.microbatches)
         known = self.variants.canonical(base.replace(weight_update="replicated", overlap="none", steps="flat"))
         group = None if known is None else self.group(known, plan.mesh)
         if group is None or not group.space.contains(plan.layout):
             return math.inf
         with deadline(self.costed.time_left()):
-            return group.amount(group.space.row(plan.layout)) if group.timed else 0.0
+            return group.seconds(group.space.row(plan.layout)) if group.timed else 0.0
 
     def near(self, best: Entry) -> Iterator[Plan | None]:
         """Layouts that give one dim other axes: those of least time without sharded updates, or of least memory if it
@@ -156,7 +164,8 @@ class PlanLayouts:
             group = self.group(known, plan.mesh)
             if not group.space.contains(plan.layout):
                 continue
-            for layout, amount in self._near(group, group.space.row(plan.layout), parts, group.timed and best.fits):
+            exact = group.timed and best.fits
+            for layout, amount in self._near(group, group.space.row(plan.layout), parts, exact):
                 if amount < math.inf:
                     found.append((amount, plan.replace(layout=layout)))
                 yield None
@@ -164,15 +173,15 @@ class PlanLayouts:
         yield from (near for _, near in found[:LAYOUT_MOVES])
 
     def _near(self, group: Candidates, row: Row, parts: Axes, exact: bool) -> Iterator[tuple[Layout, float]]:
-        """The layouts near a row with their objective, or stored bytes unless `exact`; infinite if they cannot help."""
-        now = group.amount(row) if exact else math.inf
+        """The layouts near a row with their seconds, or stored bytes unless `exact`; infinite if they cannot help."""
+        now = group.seconds(row) if exact else math.inf
         times = {now}  # layouts that take equal time have equal programs
         for near in rows_near(group.space, row):
             layout = group.space.layout(near)
             if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
                 continue
             with deadline(self.costed.time_left()):
-                amount = group.amount(near) if exact else group.stored(near)
+                amount = group.seconds(near) if exact else group.stored(near)
             yield layout, math.inf if amount >= SLOWER * now or (exact and amount in times) else amount
             times.add(amount)
 
@@ -182,14 +191,5 @@ class PlanLayouts:
         if key not in self._groups:
             problem, r = self.variants.problem(key[0]), self.request
             candidates = r.space(problem.graph, mesh)
-            placement = place(r.machine.network, mesh, r.assignment)
-            screen = Screen(problem.graph, mesh, r.machine, placement, problem.results, problem.plain)
-            self._groups[key] = Candidates(problem, candidates, screen, r.objective)
+            self._groups[key] = Candidates(problem, candidates, r.machine)
         return self._groups[key]
-
-    def partitioned(self, plan: Plan) -> Program | None:
-        """The program of a plan on a mesh whose layouts are lowered with a memo; None on others, and if illegal."""
-        group = self._groups.get((plan.replace(mesh="", layout=""), plan.mesh))
-        if group is None or not group.screen.usable or not group.space.contains(plan.layout):
-            return None
-        return group.screen.program(plan.layout)

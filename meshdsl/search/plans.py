@@ -1,11 +1,11 @@
 """Search over plans: mesh and layout, and of a training step its weight update, rematerialisation and other knobs.
 
 If there are few plans, every one is costed. Otherwise, each phase improves the best plan so far. First, layouts are
-descended on a few meshes, with one memo of their lowering (`screen`) and without a memory limit; the knobs that save
-memory are turned until the fastest ones fit. The best plan is then improved by local search (`local_search`), and its
-overlap plans are tried; then the next best ones, and other meshes. Patience ends the improvement of plans, not the
-overlap plans that follow it. At the end, choices that save less than a hundredth are undone. The gap is measured
-against the least work of any plan (`floor`), divided over all devices.
+descended on a few meshes, without a memory limit; the knobs that save memory are turned until the fastest ones fit. The
+best plan is then improved by local search (`local_search`), and its overlap plans are tried; then the next best ones,
+and other meshes. Patience ends the improvement of plans, not the overlap plans that follow it. At the end, choices that
+save less than a hundredth are undone. The gap is measured against the least work of any plan (`floor`), divided over
+all devices.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from ..errors.deadline import OutOfTimeError
 from ..errors.units import show_bytes
 from ..layouts import Layout, Mesh
 from ..overlap.values import MODES
-from .evaluate import check_objective
-from .knobs import Turn
+from .knobs import Turn, title
 from .local_search import LocalSearch
 from .plan_layouts import PlanLayouts
 from .plan_space import PlanSpace
-from .request import EVERY
-from .result import Counts, SearchProgress
+from .result import Counts, SearchProgress, SearchResult
 from .variants import Variants
 
 FEW = 300  # plans up to which every one is costed, ...
@@ -34,6 +32,7 @@ FIRST_MESHES, FIRST_AXES = 5, 2  # meshes that are descended first, of at most s
 STARTS = 3  # plans that are improved
 LOOKS = 6  # plans costed without anything better before patience ends, ...
 LONGER = 3  # ... unless that takes so many times as long
+EVERY = 0.5  # seconds between two progress reports
 FIRST_OVERLAP = ("list", "ticks")  # the mode that most often helps, and that of pipelines
 
 
@@ -49,7 +48,6 @@ class PlanSearch:
         start: Plan | None = None,
     ):
         self.variants, self.request, self.turns = variants, variants.request, turns
-        check_objective(self.request.objective, self.request.machine)
         self.space = PlanSpace(variants, meshes, turns)
         self.layouts = PlanLayouts(self.space, hints)
         self.costed = self.layouts.costed
@@ -75,7 +73,6 @@ class PlanSearch:
             self.stopped = "an interrupt"
         except OutOfTimeError:
             self.stopped = self.out_of_time()
-        self.costed.finish()
         if not self.stopped and not self.complete:
             self.stopped = "the end of the improvements, as there are too many plans to cost every one"
 
@@ -183,13 +180,13 @@ class PlanSearch:
             best, before = self.costed.ranked()[0], best
 
     def lower_bound(self) -> float:
-        """A lower bound of the objective for every plan."""
+        """A lower bound of the seconds of every plan."""
         return self.costed.least() if self.complete else min(self.costed.least(), self.space.floor)
 
     def progress(self) -> SearchProgress:
         """The state, for a progress line."""
         best = min(self.costed.entries.values(), key=self.costed.score, default=None)
-        return SearchProgress(self.costed.elapsed, self.counts(), best, self.request.objective, self.lower_bound())
+        return SearchProgress(self.costed.elapsed, self.counts(), best, self.lower_bound())
 
     def counts(self) -> Counts:
         """Number of plans by outcome."""
@@ -197,6 +194,40 @@ class PlanSearch:
         if self.complete:
             return Counts(len(self.meshes), size, size - costed, costed)
         return Counts(len(self.meshes), size, illegal, costed, max(size - costed - illegal, 0))
+
+    def result(self) -> SearchResult:
+        """The result, after `until_done`; raises `LayoutError` if no plan fits."""
+        ranked = self.costed.ranked()
+        if not ranked:
+            raise self.nothing_fits()
+        return SearchResult(
+            title=self.variants.title,
+            machine=self.request.machine,
+            limit=self.request.limit,
+            best=ranked[0],
+            runners_up=tuple(ranked[1:]),
+            counts=self.counts(),
+            bound=self.lower_bound(),
+            stopped=self.stopped,
+            seconds=self.costed.elapsed,
+            knobs=tuple(turn.knob for turn in self.turns),
+            fixed=self.fixed(),
+        )
+
+    def fixed(self) -> tuple[str, ...]:
+        """The knobs of the step of which no candidate but the first could be made, with the first reason."""
+        base, costed = (
+            self.variants.base,
+            {entry.plan.replace(mesh="", layout="") for entry in self.costed.entries.values()},
+        )
+        reasons: list[str] = []
+        for name in ("remat", "microbatches"):
+            other = "microbatches" if name == "remat" else "remat"
+            tried = {base.replace(remat=r, microbatches=m): why for (r, m), why in self.variants.refused.items()}
+            alone = [why for plan, why in tried.items() if getattr(plan, other) == getattr(base, other)]
+            if alone and len({getattr(plan, name) for plan in costed}) == 1:
+                reasons.append(f"{title(name)}: {alone[0].splitlines()[0]}")
+        return tuple(reasons)
 
     def nothing_fits(self) -> LayoutError:
         """The error if there is no result."""

@@ -1,21 +1,15 @@
-"""The result of a search and its text: the best layout, runners-up, time against memory, and single changes.
-
-The worth of single knobs of a plan, and its fit on half the devices.
-"""
+"""The result of a search and its text: the best plan, and how the next best ones differ from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 from ..compile.plan import Plan
 from ..cost.machine import Machine
-from ..cost.report.layout_edits import LayoutEdit
 from ..cost.report.schema import SCHEMA_VERSION, plain
 from ..errors.markup import titled
-from ..errors.units import number, seconds, show_bytes
+from ..errors.units import seconds, show_bytes
 from .evaluate import Entry
 
 
@@ -44,7 +38,6 @@ class SearchProgress:
     seconds: float
     counts: Counts
     best: Entry | None
-    objective: str
     bound: float
 
     def __str__(self) -> str:
@@ -53,16 +46,9 @@ class SearchProgress:
         fits = "" if self.best.fits else " (over the limit)"
         return (
             f"{self.seconds:.0f} s: {self.counts.costed:,} costed, {self.counts.unseen:,} to go; best "
-            f"{amount(getattr(self.best, self.objective), self.objective)}{fits} with '{self.best.layout}' on "
-            f"'{self.best.mesh}', gap {gap(getattr(self.best, self.objective), self.bound):.1%}"
+            f"{seconds(self.best.seconds)}{fits} with '{self.best.layout}' on "
+            f"'{self.best.mesh}', gap {gap(self.best.seconds, self.bound):.1%}"
         )
-
-
-def amount(n: float, objective: str) -> str:
-    """A quantity of an objective as text."""
-    if objective == "energy":
-        return number(n, "J")
-    return seconds(n) if objective == "seconds" else show_bytes(n)
 
 
 def gap(best: float, bound: float) -> float:
@@ -72,26 +58,19 @@ def gap(best: float, bound: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The best layouts found. `print` shows them; pass `best.layout` and `best.mesh` to `md.compile`."""
+    """The best plans found. `print` shows them; pass `plan` to `md.compile`."""
 
     title: str
     machine: Machine
-    objective: str
     limit: float
     best: Entry
     runners_up: tuple[Entry, ...]
-    front: tuple[Entry, ...]  # Pareto front of the costed layouts, fastest first; empty if not requested
     counts: Counts
-    bound: float  # lower bound of the objective for every candidate that fits
+    bound: float  # lower bound of the seconds of every candidate that fits
     stopped: str  # reason for an early stop; empty if the search ran to its end
     seconds: float  # duration of the search
-    _edits: Callable[[], tuple[LayoutEdit, ...]] = field(repr=False)
-    _text: Callable[[SearchResult], str] = field(repr=False)
     knobs: tuple[str, ...] = ()  # searched besides mesh and layout
     fixed: tuple[str, ...] = ()  # knobs that the function does not take, each with the reason
-    costed: tuple[Entry, ...] = ()  # every plan costed
-    _worth: Callable[[], tuple[KnobWorth, ...]] = field(default=tuple, repr=False)
-    _half: Callable[[], Half | None] = field(default=lambda: None, repr=False)
 
     @property
     def plan(self) -> Plan:
@@ -100,43 +79,22 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The most by which another candidate can be better than `best`, as a fraction; 0: every other is costed."""
-        return gap(getattr(self.best, self.objective), self.bound)
-
-    @cached_property
-    def edits(self) -> tuple[LayoutEdit, ...]:
-        """The best layout with one dim changed, for each dim and option, best first; costed on first access."""
-        return self._edits()
-
-    @cached_property
-    def worth(self) -> tuple[KnobWorth, ...]:
-        """The worth of each knob of the best plan: the plan with that knob at its default; costed on first access."""
-        return self._worth()
-
-    @cached_property
-    def half(self) -> Half | None:
-        """The best plan on half the devices, and what makes it fit; None for one device. Costed on first access."""
-        return self._half()
+        """The most by which another candidate can be faster than `best`, as a fraction; 0: every other is costed."""
+        return gap(self.best.seconds, self.bound)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        half = self.half
         return plain(
             {
                 "schema_version": SCHEMA_VERSION,
                 "title": self.title,
                 "machine": self.machine.name,
-                "objective": self.objective,
                 "limit_bytes": self.limit,
                 "plan": self.plan.to_dict(),
                 "knobs": list(self.knobs),
                 "not_searched": list(self.fixed),
-                "worth": [each.to_dict() for each in self.worth],
-                "half_the_devices": None if half is None else half.to_dict(),
                 "best": self.best.to_dict(),
                 "runners_up": [entry.to_dict() for entry in self.runners_up],
-                "front": [entry.to_dict() for entry in self.front],
-                "edits": [edit.to_dict() for edit in self.edits],
                 "counts": vars(self.counts),
                 "bound": self.bound,
                 "gap": self.gap,
@@ -153,50 +111,37 @@ class SearchResult:
         return titled(str(self), self.best.mesh.axes)
 
     def __str__(self) -> str:
-        return self._text(self)
+        parts = [
+            f"{self.title or 'search'} on {self.machine.name}: the best plan",
+            "  " + str(self.plan).replace("\n", "\n  ") + f"\n\n  {_figures(self.best)}",
+            self._proof(),
+        ]
+        if self.fixed:
+            parts.append("not searched\n  " + "\n  ".join(self.fixed))
+        for i, entry in enumerate(self.runners_up):
+            change = f"{entry.seconds / self.best.seconds - 1:+.1%}" if self.best.seconds else ""
+            title, why = "then" if i else "next", _slower(entry, self.best)
+            lines = [f"{title}: {seconds(entry.seconds)} ({change}), {show_bytes(entry.peak_bytes)}{why}"]
+            changes = str(self.plan.diff(entry.plan)).splitlines()
+            lines += [f"  {line}" for line in changes if not line.startswith("machine ")]  # it follows from the others
+            parts.append("\n".join(lines))
+        return "\n\n".join(parts)
+
+    def _proof(self) -> str:
+        how = f"all costed: {self.counts}" if not self.stopped else f"stopped by {self.stopped}: {self.counts}"
+        least, best = seconds(self.bound), seconds(self.best.seconds)
+        open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if self.gap else ""
+        return f"{how}; gap {self.gap:.0%}, {seconds(self.seconds)}{open_gap}"
 
 
-@dataclass(frozen=True, eq=False)
-class KnobWorth:
-    """The best plan with one knob back at its default; no entry if that is illegal or the step does not take it."""
-
-    knob: str
-    change: str
-    entry: Entry | None
-    why: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        entry = None if self.entry is None else self.entry.to_dict()
-        return {"knob": self.knob, "change": self.change, "entry": entry, "why": self.why}
+def _figures(entry: Entry) -> str:
+    over = "" if entry.fits else ", over the limit"
+    sent = f"{show_bytes(entry.wire_bytes)} sent"
+    return f"{seconds(entry.seconds)} a step, {show_bytes(entry.peak_bytes)} on each device{over}, {sent}"
 
 
-@dataclass(frozen=True, eq=False)
-class Half:
-    """The best plan on half the devices, and the plan with what makes it fit there; `print` shows both."""
-
-    devices: int
-    limit: float
-    entry: Entry | None  # as it is
-    fitting: Entry | None  # with the fewest of the changes that save memory; None if none fits
-    changes: str = ""
-    why: str = ""  # if there is no entry
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        entries = {"entry": self.entry, "fitting": self.fitting}
-        shown = {name: None if entry is None else entry.to_dict() for name, entry in entries.items()}
-        return {"devices": self.devices, "limit_bytes": self.limit, **shown, "changes": self.changes}
-
-    def __str__(self) -> str:
-        title = f"on half the devices ({self.devices})"
-        if self.entry is None:
-            return f"{title}: {self.why}"
-        amount = f"{seconds(self.entry.seconds)}, {show_bytes(self.entry.peak_bytes)} on each device"
-        if self.entry.fits:
-            return f"{title} the plan fits: {amount}"
-        if self.fitting is None:
-            return f"{title} nothing makes it fit: {amount}"
-        fits = f"{seconds(self.fitting.seconds)}, {show_bytes(self.fitting.peak_bytes)}"
-        changes = "\n".join(f"  {line}" for line in self.changes.splitlines())
-        return f"{title}: {amount}, over the limit; it fits with\n{changes}\n  {fits}"
+def _slower(entry: Entry, best: Entry) -> str:
+    """The part of the step in which an entry is slower than the best."""
+    more = {name: entry.parts[name] - best.parts[name] for name in best.parts}
+    name = max(more, key=more.__getitem__)
+    return f"; {seconds(more[name])} more {name}" if more[name] > 0 else ""

@@ -7,9 +7,9 @@ give one axis to two dims of one input. Partition detects all other illegal layo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations, permutations, product
+from itertools import combinations, product
 
 from ..errors import LayoutError, nearest
 from ..ir import Graph, walk
@@ -18,7 +18,7 @@ from ..layouts.layout import matches
 from ..layouts.sharding import Axes
 from ..lowering.partition.partition import preferences
 
-AXES = "x", "y", "z", "u", "v", "w"  # names of the axes of generated meshes
+AXES = "x", "y", "z"  # of generated meshes
 Row = tuple[int, ...]  # a layout: an option number for each dim of its space
 
 
@@ -72,9 +72,6 @@ def space(
     *,
     fixed: Layout | None = None,
     dims: Collection[str] | None = None,
-    axes: Collection[str] | None = None,
-    several: bool = True,
-    orders: bool = False,
 ) -> Space:
     """The layouts of a graph on a mesh.
 
@@ -87,18 +84,18 @@ def space(
     >>> candidates.size, len(list(candidates.rows()))
     (64, 25)
 
-    Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for and `axes` the axes to
-    assign; default: all but private dims such as `batch__parts` that no input has. `several` lets a dim take more than
-    one axis, in mesh order or, with `orders`, in every order.
-    Raises `LayoutError` for unknown dims and axes.
+    Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for; default: all but private
+    dims such as `batch__parts` that no input has. A dim takes one axis or more, in mesh order.
+    Raises `LayoutError` for unknown dims.
     """
     fixed = fixed or Layout()
     sizes = _sizes_of(graph)
-    _check(sizes, mesh, fixed, dims, axes)
-    allowed = [a for a, n in mesh.axes.items() if n > 1 and (axes is None or a in axes)]
+    _check(sizes, fixed, dims)
+    axes = [a for a, n in mesh.axes.items() if n > 1]
     given = {d.name for v in graph.ins for d in v.dims}
     free = [d for d in sizes if d not in fixed.rules and (d in given or "__" not in d if dims is None else d in dims)]
-    options = {d: tuple(_options(sizes[d], allowed, mesh, several, orders)) for d in free}
+    cuts = [cut for n in range(len(axes) + 1) for cut in combinations(axes, n)]
+    options = {d: tuple(cut for cut in cuts if mesh.count(cut) <= sizes[d]) for d in free}
     options = {d: cuts for d, cuts in options.items() if len(cuts) > 1}
     return Space(mesh, fixed, tuple(options), tuple(options.values()), frozenset(_apart(graph, fixed)))
 
@@ -112,20 +109,12 @@ def _sizes_of(graph: Graph) -> dict[str, int]:
     return {name: n for name, n in sizes.items() if n > 1}
 
 
-def _check(
-    sizes: Mapping[str, int], mesh: Mesh, fixed: Layout, dims: Collection[str] | None, axes: Collection[str] | None
-) -> None:
+def _check(sizes: Mapping[str, int], fixed: Layout, dims: Collection[str] | None) -> None:
     problems = [f"dim {d!r} is to be searched; {nearest(d, sizes)}" for d in dims or () if d not in sizes]
-    problems += [f"axis {a!r} is to be searched; {nearest(a, mesh.axes)}" for a in axes or () if a not in mesh.axes]
     both = [d for d in dims or () if d in fixed.rules]
     problems += [f"dim {d!r} has a fixed rule, and is to be searched; give one of the two" for d in both]
     if problems:
         raise LayoutError("\n".join(problems))
-
-
-def _options(size: int, axes: Sequence[str], mesh: Mesh, several: bool, orders: bool) -> Iterator[Axes]:
-    for n in range(len(axes) + 1 if several else 2):
-        yield from (cut for cut in (permutations if orders else combinations)(axes, n) if mesh.count(cut) <= size)
 
 
 def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
@@ -139,16 +128,14 @@ def _apart(graph: Graph, fixed: Layout) -> set[frozenset[str]]:
     return pairs
 
 
-def meshes(devices: int, most_axes: int = 3) -> list[Mesh]:
-    """Every mesh of `devices` devices with at most `most_axes` axes, in every order.
+def meshes(devices: int) -> list[Mesh]:
+    """Every mesh of `devices` devices with at most three axes, in every order.
 
     >>> [str(mesh) for mesh in meshes(8)]
     ['x:8', 'x:2 y:4', 'x:4 y:2', 'x:2 y:2 z:2']
     """
     if not isinstance(devices, int) or devices < 1:
         raise LayoutError(f"a mesh has at least 1 device, got {devices!r}")
-    if not 1 <= most_axes <= len(AXES):
-        raise LayoutError(f"a mesh of the search has from 1 to {len(AXES)} axes, got {most_axes!r}")
 
     def shapes(n: int, k: int) -> Iterator[tuple[int, ...]]:
         if k == 1:
@@ -158,5 +145,5 @@ def meshes(devices: int, most_axes: int = 3) -> list[Mesh]:
             if n % first == 0:
                 yield from ((first, *rest) for rest in shapes(n // first, k - 1))
 
-    every = [shape for k in range(1, most_axes + 1) for shape in shapes(devices, k)]
+    every = [shape for k in range(1, len(AXES) + 1) for shape in shapes(devices, k)]
     return [Mesh(dict(zip(AXES, shape, strict=False))) for shape in every]

@@ -14,7 +14,6 @@ from ..compile.signature import Stages
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
-from ..lowering import Program
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
 from .evaluate import SearchProblem
@@ -95,19 +94,16 @@ class Variants:
             compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
         options, request = compiled.options, self.request
 
-        def cost(mesh: Mesh, layout: Layout, partitioned: Program | None = None) -> Report:
+        def cost(mesh: Mesh, layout: Layout) -> Report:
             under = compiled.under(mesh, layout)
-            under._for(self.args)[0].partitioned = partitioned
-            report = under.cost(*self.args, machine=request.machine, limit=request.limit, assignment=request.assignment)
+            report = under.cost(*self.args, machine=request.machine, limit=request.limit)
             return dataclasses.replace(report, title=self.title)
 
         plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
         plain = plain and not options.weight_update.bucket_bytes
         plain = plain and (options.machine is None or options.steps == "flat")
         name = machine_text(self.machine) if knobs.needs_machine or priced else None
-        return SearchProblem(
-            stages.graph, cost, self.machine, stages.donated, self.title, _paths(stages), plain, knobs, name
-        )
+        return SearchProblem(stages.graph, cost, _paths(stages), plain, knobs, name)
 
 
 def _paths(stages: Stages) -> tuple[str, ...]:

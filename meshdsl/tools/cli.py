@@ -34,7 +34,6 @@ from .commands import (
     import_,
     init,
     list_,
-    plot,
     scale,
     search,
     train,
@@ -48,7 +47,7 @@ from .commands.parser import Parser
 GROUPS = {
     "start": (init, list_, doctor),
     "analyse": (analyze, compare, search, scale, explain, verify),
-    "train": (train, plot, import_, generate, export),
+    "train": (train, import_, generate, export),
 }
 
 _EXAMPLES = """\
@@ -63,7 +62,6 @@ examples:
   meshdsl train transformer:lm --steps 200
   meshdsl train transformer:lm --steps 2000 --checkpoints runs/lm --save-every 200
   meshdsl train transformer:lm --mesh 'rows:2;cols:4' --layout 'batch:rows;heads:cols' --set d_model=512
-  meshdsl plot runs/a.jsonl runs/b.jsonl --html runs.html
   meshdsl export runs/lm lm.safetensors --params-only
   meshdsl import hf:llama-3.2-1b --model llama --out runs/llama --layout zero
   meshdsl generate llama --params runs/llama --prompt-ids 1,2,3 --tokens 16

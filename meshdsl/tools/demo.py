@@ -14,7 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 import meshdsl as md
-from meshdsl.train import Progress, configure, corpus, load, mesh_and_layout, report, stages, train
+from meshdsl.train import Progress, configure, corpus, load, mesh_and_layout, stages, train
+
+from ..cost.report.explain import totals_table
+from ..cost.report.tables import chart, table
 
 LAYOUTS = ("data", "model", "data_model")
 WORKLOAD = "transformer:lm"
@@ -59,10 +62,10 @@ def _demo(steps: int) -> int:
 
     difference = [max(losses) / min(losses) - 1 for losses in zip(*curves.values(), strict=True)]
     print(f"\nLoss over {steps} steps, in nats per byte; a digit is the number of curves that share a cell\n")
-    print(report.chart(curves))
+    print(chart(curves))
     shown = sorted({1, *(round(steps * i / 8) for i in range(1, 9))} - {0})
     rows = [[n, *(f"{curves[name][n - 1]:.6f}" for name in LAYOUTS), f"{difference[n - 1]:.1e}"] for n in shown]
-    print("\n" + report.table(["step", *LAYOUTS, "difference"], rows, left=0))
+    print("\n" + table(["step", *LAYOUTS, "difference"], rows, ">" * (2 + len(LAYOUTS)), indent=0))
     print("\nEval loss, in bits per byte: " + ", ".join(f"{name} {bits[name]:.5f}" for name in LAYOUTS))
     agree = max(difference) <= TOLERANCE
     print(
@@ -75,7 +78,7 @@ def _demo(steps: int) -> int:
     for name in LAYOUTS:
         compiled, types = stages(workload, md.Plan(*mesh_and_layout(workload, name, None)))
         print(f"\nCollectives of one training step per device under {name}, with loop trips counted\n")
-        print(report.collective_table(compiled.program(*types)))
+        print(totals_table(compiled.program(*types)))
     print(f"\n{time.perf_counter() - started:.0f} s in total")
     if not agree:
         print(f"the layouts disagree by {max(difference):.1e}, more than float32 rounding", file=sys.stderr)

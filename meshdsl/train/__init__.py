@@ -5,7 +5,6 @@ import sys
 from ..errors import UsageError
 from ..errors.boundary import guarded_module
 from ..metric import Metric, combine, maximum, mean, minimum, norm, same, total
-from . import report
 from .adapters import from_datasets, from_grain
 from .batches import data_for
 from .data import Corpus, Document, corpus
@@ -47,7 +46,6 @@ __all__ = [
     "mesh_and_layout",
     "minimum",
     "norm",
-    "report",
     "resolve",
     "same",
     "stages",

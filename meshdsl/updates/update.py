@@ -105,19 +105,7 @@ def find_update(
     """
     pending_gradient = pending_sums(placed, placed.graph, out)
     sums = tuple(pending_gradient.all())
-    if not sums:
-        raise CannotShardError(_why_no_sums(placed, out))
-    if out in sums:
-        raise CannotShardError("it is replaced by its gradient, so there is no update")
-    pending = {placed.shardings[g].partial for g in sums}
-    if len(pending) > 1:
-        raise CannotShardError("its gradients are pending over different axes")
-    stored = placed.shardings.get(v, Sharding()).split_axes
-    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)) and a not in stored)
-    if not axes:
-        raise CannotShardError("the layout splits it, and so its update, over all devices that sum its gradient", True)
-    if not _dims(v, sums):
-        raise CannotShardError("it has no dim to cut")
+    axes = _pending_axes(placed, v, out, sums)
 
     def along(form: Format, group: Axes) -> Update:
         region = Region(Step(placed, form, group, owners), placed.graph, pending_gradient, pairs).grow()
@@ -143,6 +131,24 @@ def find_update(
     update = cut(first)
     best = max((update, *(recut(placed, update, group) for group in other_groups)), key=seconds_saved)
     return update if best is update else cut(best.group)
+
+
+def _pending_axes(placed: ShardedGraph, v: Var, out: Var, sums: Sequence[Var]) -> Axes:
+    """The axes over which the gradient of a weight is summed and its update can be split; else `CannotShardError`."""
+    if not sums:
+        raise CannotShardError(_why_no_sums(placed, out))
+    if out in sums:
+        raise CannotShardError("it is replaced by its gradient, so there is no update")
+    pending = {placed.shardings[g].partial for g in sums}
+    if len(pending) > 1:
+        raise CannotShardError("its gradients are pending over different axes")
+    stored = placed.shardings.get(v, Sharding()).split_axes
+    axes = tuple(a for a in placed.mesh.axes if a in next(iter(pending)) and a not in stored)
+    if not axes:
+        raise CannotShardError("the layout splits it, and so its update, over all devices that sum its gradient", True)
+    if not _dims(v, sums):
+        raise CannotShardError("it has no dim to cut")
+    return axes
 
 
 def recut(placed: ShardedGraph, update: Update, group: Axes) -> Update:

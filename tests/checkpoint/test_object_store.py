@@ -54,6 +54,12 @@ def test_a_run_resumes_bitwise_on_another_layout(tmp_path: Path):
     assert sharded.numpy().tobytes() == url.restore(2).tree["params/w"].numpy().tobytes()
 
 
+def test_a_run_saves_at_a_url_while_it_trains(tmp_path: Path):
+    checkpoints = md.Checkpoints(f"file://{tmp_path}/run", keep=None)
+    list(train(tiny, DATA, steps=6, eval_batches=0, keep=Keeping(checkpoints, every=2)))
+    assert {2, 6} <= {*checkpoints.steps()} <= {2, 4, 6}  # the one of step 4 is left out while that of 2 is written
+
+
 def test_an_uncommitted_step_is_neither_listed_nor_in_the_way(tmp_path: Path):
     with md.Checkpoints(f"file://{tmp_path}/run", keep=2) as checkpoints:
         for step in (1, 2, 3):

@@ -57,7 +57,6 @@ COMMANDS = [
     "train",
     "verify",
     "doctor",
-    "plot",
     "export",
     "list",
     "scale",
@@ -66,7 +65,7 @@ COMMANDS += ["trian", "anlyze", "", "--", "-h", "--help", "--version", "help", "
 OPTIONS = [
     *("--layout", "--mesh", "--set", "--machine", "--memory", "--place", "--steps", "--seed"),
     *("--devices", "--eval-every", "--eval-batches", "--save-every", "--keep", "--resume", "--log-every", "--config"),
-    *("--checkpoints", "--metrics", "--html", "--trace", "--dim", "--collective", "--window", "--overlap", "--top"),
+    *("--checkpoints", "--metrics", "--html", "--trace", "--dim", "--collective", "--window", "--overlap"),
     *("--weight-update", "--non-finite", "--process", "--processes", "--coordinator", "--time-limit", "--patience"),
     *("--json", "--forward", "--moves", "--graph", "--program", "--print-config", "--dry-run", "--take-over"),
     *("--jsn", "--stpes", "-x", "---", "--layuot", "--set=", "--no-such-option=3", "--params-only", "--out"),

@@ -147,7 +147,7 @@ def test_explain_collective_and_dim():
 
 def test_search_prints_the_best_layouts():
     large = ["--set", "width=1024", "--set", "batch=512"]
-    options = [*large, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis"]
+    options = [*large, "--mesh", "all:4", "--dims", "batch vocab"]
     run = here("search", BIGRAM, *options)
     assert (run.code, run.err) == (0, ""), run.err
     assert run.out.startswith("bigram, training step on tpu-v5e") and "batch:all" in run.out
@@ -155,7 +155,7 @@ def test_search_prints_the_best_layouts():
 
 
 def test_search_reports_when_nothing_fits():
-    run = here("search", BIGRAM, "--mesh", "all:4", "--dims", "batch vocab", "--one-axis", "--memory", "1kB")
+    run = here("search", BIGRAM, "--mesh", "all:4", "--dims", "batch vocab", "--memory", "1kB")
     assert (run.code, run.out) == (3, "")
     assert "fits 1.00 kB" in run.err and "the smallest needs" in run.err
 
@@ -225,7 +225,6 @@ MISTAKES = [
     ("cost_verify_machine", 2, ["verify", *GRID, "--machine", "tpu-v4"]),
     ("cost_idle", 2, ["explain", *GRID, "--machine", "tpu-v4", "--memory", "1GB"]),
     ("cost_graph", 2, ["explain", *GRID, "--graph", "--weight-update", "sharded"]),
-    ("cost_orders", 2, ["search", BIGRAM, "--devices", "4", "--one-axis", "--orders"]),
     ("cost_topology", 2, ["verify", *GRID, "--aot", "v5e:2x4"]),
 ]
 
@@ -353,7 +352,7 @@ def test_write_only_replaces_regular_files(tmp_path: Path):
 def test_compare_and_search_write_html(tmp_path: Path):
     for name, arguments in {
         "compare": [BIGRAM],
-        "search": [BIGRAM, "--mesh", "all:2", "--dims", "batch vocab", "--one-axis"],
+        "search": [BIGRAM, "--mesh", "all:2", "--dims", "batch vocab"],
     }.items():
         path = tmp_path / f"{name}.html"
         assert here(name, *arguments, "--html", str(path)).code == 0

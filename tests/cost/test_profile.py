@@ -120,10 +120,19 @@ def test_a_profile_that_is_stopped_keeps_what_is_measured(tmp_path: Path, monkey
     assert sorted(p.seconds for each in load_profile(out).kernels.values() for p in each) == [1e-3, 2e-3]
 
 
-def test_a_search_takes_no_profile() -> None:
-    machine = dataclasses.replace(md.machine("tpu-v5e"), profile=EMPTY)
-    with pytest.raises(md.LayoutError, match="a search takes no profile"):
-        md.search(lambda x: x * 2, md.spec("batch:8"), mesh="all:2", machine=machine)
+def test_a_search_takes_measured_times() -> None:
+    """The layout that is the fastest by the machine's figures is slow by the profile, and no bound holds."""
+    args = md.spec("batch:8192 io:1024"), md.spec("io:1024 hidden:1024")
+    step = md.compile(lambda x, w: md.dot(x, w, "io"), "all:2", "batch:all")
+    (form,) = forms(step.program(*args))
+    profile = dataclasses.replace(EMPTY, kernels={form.text: (Point(form.sizes, 1.0, 1.0),)})
+    machine = dataclasses.replace(md.machine("tpu-v5e"), profile=profile)
+    assert str(md.search(step, *args, mesh="all:2").best.layout) == "batch:all"
+    found = md.search(step, *args, mesh="all:2", machine=machine)
+    assert str(found.best.layout) == "hidden:all" and found.gap == 0
+    assert found.best.seconds == step.under("all:2", "hidden:all").cost(*args, machine=machine).seconds
+    stopped = md.search(step, *args, mesh="all:2", machine=machine, time_limit=0)
+    assert (stopped.bound, stopped.gap) == (0, 1)
 
 
 @pytest.mark.slow

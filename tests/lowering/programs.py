@@ -16,7 +16,7 @@ import meshdsl as md
 from meshdsl import backend
 from meshdsl.dims import names
 from meshdsl.ir import Eqn, Graph
-from meshdsl.passes.unmade import unmade_values
+from meshdsl.passes.constants import constant_values
 from tests.laws import run
 from tests.lowering.maker import LIMIT, Draw, program
 
@@ -98,11 +98,11 @@ def draw(seed: int) -> Case:
     return replace(case, rules=draw_layout(rng, case.mesh, tensors(compiled.graph(*args))))
 
 
-def sent_though_unmade(program: Graph) -> list[Eqn]:
+def sent_though_constant(program: Graph) -> list[Eqn]:
     """Collectives, including those in loops, that send a value every device can compute without operands."""
-    unmade = unmade_values(program)
-    found = [eqn for eqn in program.eqns if eqn.sends and eqn.ins[0] in unmade]
-    return found + [sent for eqn in program.eqns for sub in eqn.graphs().values() for sent in sent_though_unmade(sub)]
+    constants = constant_values(program)
+    found = [eqn for eqn in program.eqns if eqn.sends and eqn.ins[0] in constants]
+    return found + [sent for eqn in program.eqns for sub in eqn.graphs().values() for sent in sent_though_constant(sub)]
 
 
 def judge(case: Case) -> str:
@@ -119,7 +119,7 @@ def judge(case: Case) -> str:
         return "illegal"
     except Exception as error:  # any other exception is a finding
         return f"{type(error).__name__}: {error}"
-    if sent := sent_though_unmade(program):
+    if sent := sent_though_constant(program):
         return f"sends {sent[0].ins[0]!r}, which every device can make"
     different = [k for k, (a, b) in enumerate(zip(got, wanted, strict=True)) if not same_bits([a], [b])]
     return f"results {different} differ" if different else "ok"

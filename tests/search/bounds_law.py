@@ -1,13 +1,14 @@
 """The bounds law: no bound of a search exceeds the cost it bounds. `python -m tests.search.bounds_law --programs 2000`.
 
 Drawn are programs and models, meshes of up to 4,096 devices, machines and layouts. For each layout the floor and the
-memoised program are compared with the report of `Compiled.cost`.
+time of the partitioned program are compared with the report of `Compiled.cost`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections import Counter
@@ -17,14 +18,12 @@ from typing import Any
 import jax
 
 import meshdsl as md
-from meshdsl.cost.network import place
 from meshdsl.models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
 from meshdsl.search.api import _compiled
 from meshdsl.search.evaluate import evaluate
 from meshdsl.search.floor import floor, kernels
 from meshdsl.search.plan_layouts import Candidates
 from meshdsl.search.request import SearchRequest
-from meshdsl.search.screen import ILLEGAL, Screen
 from meshdsl.search.space import space
 from meshdsl.search.variants import Variants
 from tests.lowering.maker import program
@@ -67,14 +66,13 @@ def machine_for(rng: random.Random, mesh: str) -> str:
     return rng.choice(fits or ["tpu-v5p"])
 
 
-def candidates_of(f: Any, args: Sequence[Any], mesh: str, machine: str, objective: str = "seconds") -> Candidates:
+def candidates_of(f: Any, args: Sequence[Any], mesh: str, machine: str) -> Candidates:
     """The layouts of a function on a mesh."""
-    compiled, args = _compiled(f, tuple(args), ())
+    compiled, args = _compiled(f, tuple(args))
     on, grid = md.machine(machine), md.Mesh(mesh)
     variants = Variants(compiled, args, "", SearchRequest(on))
     problem = variants.problem(variants.base)
-    screen = Screen(problem.graph, grid, on, place(on.network, grid), problem.results, problem.plain)
-    return Candidates(problem, space(problem.graph, grid), screen, objective)
+    return Candidates(problem, space(problem.graph, grid), on)
 
 
 def violations(
@@ -82,24 +80,23 @@ def violations(
 ) -> Counter[str]:
     """Check random layouts of one function, or one given; raises `AssertionError` for a bound above a cost."""
     rng, candidates = random.Random(seed), candidates_of(f, args, mesh, machine)
-    grid, on, graph = candidates.space.mesh, candidates.screen.machine, candidates.problem.graph
+    grid, on, graph = candidates.space.mesh, candidates.machine, candidates.problem.graph
     least, counts = floor(kernels(graph), on, grid.size), Counter[str](functions=1)
     for _ in range(4 * layouts):
         row = tuple(rng.choice([0, 0, rng.randrange(len(cuts))]) for cuts in candidates.space.options)
         row = row if layout is None else candidates.space.row(md.Layout(layout))
         if not candidates.space.allows(row) or counts["layouts"] == layouts:
             continue
-        rules, screen = candidates.space.layout(row), candidates.screen
+        rules = candidates.space.layout(row)
         try:
             entry = evaluate(candidates.problem, grid, rules)
         except md.LayoutError:
-            assert not screen.usable or screen.amount(rules, "seconds") == ILLEGAL, rules
+            assert not candidates.timed or candidates.seconds(row) == math.inf, rules
             counts["illegal"] += 1
             continue
         counts["layouts"] += 1
         bounds = {"floor": (least, entry.seconds), "inputs": (candidates.stored(row), entry.peak_bytes)}
-        for name in ("seconds", "wire_bytes") if screen.usable else ():
-            assert screen.amount(rules, name) == getattr(entry, name), (name, rules)
+        assert not candidates.timed or candidates.seconds(row) == entry.seconds, rules
         for name, (bound, true) in bounds.items():
             assert bound * (1 - ROUNDING) <= true, f"{name}: {bound} > {true} of '{rules}' on {grid}"
         counts["bounds"] += len(bounds)
@@ -162,7 +159,7 @@ def main() -> int:
         try:
             f, args, mesh, machine = drawn(seed)
             total += violations(f, args, mesh, machine, options.layouts, seed)
-            total["knobs"] += other_knobs(f, *_compiled(f, tuple(args), ()), mesh, md.machine(machine), seed)
+            total["knobs"] += other_knobs(f, *_compiled(f, tuple(args)), mesh, md.machine(machine), seed)
         except AssertionError as error:
             total["violations"] += 1
             print(f"{seed}: {error}", file=sys.stderr, flush=True)

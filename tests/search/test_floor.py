@@ -26,7 +26,7 @@ CASES = [("mlp", "x:2", "h100:compiled", 1), ("lm", "x:2", "tpu-v5e", 2), ("atte
 
 @pytest.mark.parametrize(("name", "mesh", "machine", "seed"), CASES)
 def test_floor_is_below_the_cost_of_plans(name: str, mesh: str, machine: str, seed: int):
-    compiled, args = _compiled(MODELS[name], (), ())
+    compiled, args = _compiled(MODELS[name], ())
     assert other_knobs(MODELS[name], compiled, args, mesh, md.machine(machine), seed)
 
 

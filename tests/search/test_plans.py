@@ -77,20 +77,18 @@ def test_plan_search_result_costs_what_compile_costs():
     assert (report.seconds, report.peak_bytes) == (result.best.seconds, result.best.peak_bytes)
     assert 0 <= result.bound <= result.best.seconds and result.stopped
     assert result.to_dict()["plan"] == result.plan.to_dict()
-    for each in result.worth:
-        assert each.entry is None or each.entry.seconds >= result.best.seconds or not each.entry.fits
 
 
-def test_plan_search_text_says_why_runners_up_lose_and_what_knobs_are_worth():
+def test_plan_search_text_says_why_runners_up_lose():
     text = str(md.search(SMALL, mesh="x:4", machine="h100:compiled", dims="batch", knobs="remat weight_update"))
-    for words in ("the best plan by seconds", "weight update", "all costed", "next:", "on half the devices (2)"):
+    for words in ("the best plan", "weight update", "all costed", "next:"):
         assert words in text
     assert "remat: the config of mlp has no field remat" in text
 
 
 def test_plan_search_saves_memory_by_knobs_if_no_layout_fits():
     knobs = {"remat": ["model", "full"], "microbatches": [1, 2]}
-    alone = md.search(LM, mesh="x:4", knobs=(), layout="batch:x", dims="", objective="peak_bytes")
+    alone = md.search(LM, mesh="x:4", knobs=(), layout="batch:x", dims="", limit=math.inf)
     result = md.search(LM, mesh="x:4", knobs=knobs, layout="batch:x", dims="", limit=0.9 * alone.best.peak_bytes)
     assert result.best.fits and result.plan.replace(mesh="", layout="") != md.Plan()
 
@@ -155,18 +153,6 @@ def test_plan_search_is_at_least_as_good_as_its_start():
     assert result.plan == start
     with pytest.raises(md.LayoutError, match="this is a search for layouts"):
         md.search(LM, devices=8, machine="h100:compiled", knobs=(), start=start)
-
-
-def test_plan_search_by_energy_prefers_few_devices():
-    meshes, knobs = ["x:1", "x:2", "x:8"], {"overlap": ["none"]}
-    every = {mesh: md.search(SMALL, mesh=mesh, machine="h100:compiled", knobs=knobs).best for mesh in meshes}
-    found = md.search(SMALL, mesh=meshes, machine="h100:compiled", knobs=knobs, objective="energy", time_limit=None)
-    least = min(entry.seconds * 700 * entry.mesh.size for entry in every.values())
-    assert (found.best.energy, found.gap, found.bound) == (pytest.approx(least), 0.0, pytest.approx(least))
-    layouts = md.search(SMALL, mesh=meshes, machine="h100:compiled", knobs=(), objective="energy")
-    assert layouts.best.energy == pytest.approx(least) and "J" in str(found)
-    with pytest.raises(md.LayoutError, match="its file has no power"):
-        md.search(SMALL, mesh="x:2", machine="tpu-v5e", objective="energy")
 
 
 def test_plan_search_without_time_costs_one_plan():
@@ -237,7 +223,7 @@ def test_local_search_takes_stages_where_the_network_is_slow(
 def test_pipelines_are_estimated_in_the_named_layouts():
     """On the axes that no stages use, such as `length:cols; heads:cols` with `cols` renamed to `y`."""
     local: Any = LocalSearch.__new__(LocalSearch)
-    local.layouts = SimpleNamespace(hints=LM.layouts, amount=lambda plan: 8.0 * len(plan.layout.rules))
+    local.layouts = SimpleNamespace(hints=LM.layouts, seconds=lambda plan: 8.0 * len(plan.layout.rules))
     local.space, local._staged = SimpleNamespace(keeps_request=lambda plan: True), set()
     plan = md.Plan("x:4 y:2", "batch:x; d_ff:y")
     found = {str(staged.layout): seconds for seconds, staged in local._over(plan, "x", "layer", [8])}

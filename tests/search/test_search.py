@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from typing import Any
 
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.report.schema import SCHEMA_VERSION
 from meshdsl.search import plans
 from meshdsl.search.space import meshes
 
@@ -118,21 +118,13 @@ def all_layouts(case: str) -> list[tuple[md.Layout, md.Report]]:
 def test_a_search_finds_what_brute_force_finds(case: str):
     f, args, mesh, dims = CASES[case]
     brute = all_layouts(case)
-    found = md.search(f, *args, mesh=mesh, dims=dims, runners_up=3, front=True)
+    found = md.search(f, *args, mesh=mesh, dims=dims)
     outcomes = sorted({(r.seconds, r.peak_bytes, r.wire_bytes) for _, r in brute})
     entries = [found.best, *found.runners_up]
-    assert {e.outcome for e in entries} == set(outcomes[:4]) or found.best.outcome not in outcomes[:4]
+    assert {e.outcome for e in entries} == set(outcomes[:5]) or found.best.outcome not in outcomes[:5]
     near = [layout for layout, report in brute if report.seconds <= 1.01 * outcomes[0][0]]
     assert found.best.layout in near
     assert axes_of(found.best.layout) == min(map(axes_of, near)), "of plans within 1 %, the simplest"
-    for objective in ("peak_bytes", "wire_bytes"):
-        least = md.search(f, *args, mesh=mesh, dims=dims, objective=objective, runners_up=0)
-        assert least.bound == min(getattr(report, objective) for _, report in brute)
-        assert getattr(least.best, objective) <= 1.01 * least.bound
-
-    points = {(r.seconds, r.peak_bytes) for _, r in brute}
-    front = {p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)}
-    assert {(e.seconds, e.peak_bytes) for e in found.front} == front
 
     counts = found.counts
     assert counts.candidates == counts.illegal + counts.costed and not counts.unseen
@@ -162,7 +154,7 @@ def test_a_limit_is_kept():
 def test_an_entry_is_what_compile_says():
     f, args, mesh, dims = CASES["attention"]
     found = md.search(f, *args, mesh=mesh, dims=dims)
-    for entry in (found.best, *found.runners_up, *found.front):
+    for entry in (found.best, *found.runners_up):
         report = md.compile(f, entry.mesh, entry.layout).cost(*args, machine="tpu-v5e")
         assert (report.seconds, report.peak_bytes, report.wire_bytes) == (
             entry.seconds,
@@ -172,36 +164,15 @@ def test_an_entry_is_what_compile_says():
         assert entry.report.seconds == entry.seconds
 
 
-def test_edits_are_every_single_change():
-    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
-    edits = found.edits
-    assert len(edits) == 3 * 3 and len({(edit.dim, edit.after) for edit in edits}) == 9
-    for each in edits:
-        layout = md.Layout({**found.best.layout.rules, each.dim: each.after})
-        compiled = md.compile(two_layers, found.best.mesh, layout)
-        if each.report is None:
-            with pytest.raises(md.LayoutError):
-                compiled.program(*TWO_LAYERS)
-            assert "cannot split dim" in each.reason
-        else:
-            assert compiled.cost(*TWO_LAYERS).seconds == each.report.seconds
-    seconds = [edit.report.seconds for edit in edits if edit.report]
-    assert seconds == sorted(seconds)
-
-
-def test_fixed_rules_dims_and_axes():
-    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", layout="batch:rows", axes="cols")
-    for entry in (found.best, *found.runners_up):
-        assert entry.layout.axes("batch") == ("rows",)
-        assert all(set(entry.layout.axes(d)) <= {"cols"} for d in ("io", "hidden"))
+def test_fixed_rules_and_dims():
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", layout="batch:rows")
+    assert all(entry.layout.axes("batch") == ("rows",) for entry in (found.best, *found.runners_up))
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", dims="io")
     assert {d for e in (found.best, *found.runners_up) for d in e.layout.rules} <= {"io"}
-    one = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", several=False, limit=math.inf)
-    assert all(len(axes) < 2 for e in (one.best, *one.runners_up, *one.front) for axes in e.layout.rules.values())
 
 
 def test_every_mesh_of_a_number_of_devices():
-    assert [str(mesh) for mesh in meshes(12, 2)] == ["x:12", "x:2 y:6", "x:3 y:4", "x:4 y:3", "x:6 y:2"]
+    assert [str(mesh) for mesh in meshes(6)] == ["x:6", "x:2 y:3", "x:3 y:2"]
     found = md.search(two_layers, *TWO_LAYERS, devices=4)
     single = [md.search(two_layers, *TWO_LAYERS, mesh=mesh).best.seconds for mesh in ("x:4", "x:2 y:2")]
     assert found.best.seconds == min(single) and found.counts.meshes == 2
@@ -210,8 +181,8 @@ def test_every_mesh_of_a_number_of_devices():
 def test_one_text_and_one_dict():
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
     text, plain = str(found), found.to_dict()
-    assert "the best layout by seconds" in text and "gap 0%" in text and "one dim elsewhere" in text
-    assert plain["schema_version"] == 1 and plain["best"]["layout"] == str(found.best.layout)
+    assert "the best plan" in text and "gap 0%" in text and "next:" in text
+    assert plain["schema_version"] == SCHEMA_VERSION and plain["best"]["layout"] == str(found.best.layout)
     assert plain["counts"]["costed"] == found.counts.costed
 
 
@@ -222,10 +193,7 @@ def test_one_text_and_one_dict():
         ({"mesh": "a:2", "devices": 2}, "a search takes a mesh or a number of devices, one of the two"),
         ({"mesh": []}, "at least one mesh"),
         ({"devices": 0}, "a mesh has at least 1 device, got 0"),
-        ({"devices": 4, "most_axes": 0}, "from 1 to 6 axes, got 0"),
-        ({"mesh": "a:2", "objective": "speed"}, "nothing can be searched for by 'speed'"),
         ({"mesh": "a:2", "dims": "hiden"}, "did you mean 'hidden'"),
-        ({"mesh": "a:2", "axes": "b"}, "axis 'b' is to be searched"),
         ({"mesh": "a:2", "dims": "io", "layout": "io:a"}, "dim 'io' has a fixed rule"),
         ({"mesh": "a:2", "layout": "hidden:a io:a"}, "every plan is illegal"),
         ({"mesh": "a:100000"}, "the machine has at most"),
@@ -252,9 +220,7 @@ def test_experts_and_batch_share_an_axis_where_auto_mtf_does_not_find_it():
     assert ours < theirs / 4  # 48.4 and 11.7 million in their report
     fast = md.search(gradients, *args, mesh="all:8")
     assert fast.best.layout.axes("batch") == fast.best.layout.axes("experts") == ("all",)
-    few = md.search(gradients, *args, mesh="all:8", layout="batch:all", objective="wire_bytes")
-    assert few.best.layout.axes("experts") == ("all",)
-    assert few.best.wire_bytes // 4 <= ours
+    assert fast.best.wire_bytes // 4 <= ours
 
 
 def test_search_stopped_early_says_how_much_better_another_layout_can_be():
@@ -331,6 +297,6 @@ def test_search_undoes_what_saves_less_than_a_hundredth(monkeypatch: pytest.Monk
 
     args = md.spec("batch:8192 io:1024"), md.spec("io:1024 hidden:4096"), md.spec("window:8 height:4096")
     found = md.search(step, *args, mesh="all:8")
-    fastest = min(found.costed, key=lambda each: each.seconds)
+    fastest = min((found.best, *found.runners_up), key=lambda each: each.seconds)
     assert found.best.layout == md.Layout("batch:all") and found.best.seconds > fastest.seconds
     assert len(fastest.layout.rules) == 2 and found.best.seconds <= 1.01 * fastest.seconds

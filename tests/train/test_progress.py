@@ -7,7 +7,8 @@ import itertools
 
 import pytest
 
-from meshdsl.train import Progress, report
+from meshdsl.cost.report.tables import chart
+from meshdsl.train import Progress
 
 
 class Terminal(io.StringIO):
@@ -52,9 +53,9 @@ def test_progress_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_chart_shows_where_curves_meet():
-    text = report.chart({"data": [4.0, 3.0, 2.0], "model": [4.0, 3.0, 2.0]}, width=3, height=3)
+    text = chart({"data": [4.0, 3.0, 2.0], "model": [4.0, 3.0, 2.0]}, width=3, height=3)
     assert text == " 4.00 │2\n 3.00 │ 2\n 2.00 │  2\n      └───"
 
 
 def test_chart_of_constant_curves():
-    assert report.chart({"data": [1.0, 1.0]}, height=2).splitlines()[0] == " 1.00 │dd"
+    assert chart({"data": [1.0, 1.0]}, height=2).splitlines()[0] == " 1.00 │dd"

@@ -8,6 +8,7 @@ from typing import Any
 from ...errors import MeshdslError, nearest
 from ...errors.units import percent, seconds, show_bytes
 from ...layouts import Layout
+from ...lowering import Program
 from ..comm_groups import dims_of
 from ..ledger import Line
 from .layout_edits import LayoutEdit, dims, dims_of_values, edits_text
@@ -15,6 +16,34 @@ from .report import Report
 from .schema import plain
 from .show import sent_table
 from .tables import line_of, table, wrapped
+
+
+def collective_totals(program: Program) -> list[dict[str, Any]]:
+    """The collectives of a program by kind, axes and dtype: counts and bytes per device, with loop trips included."""
+    rows: dict[tuple[str, tuple[str, ...], str], dict[str, Any]] = {}
+    for record in program.collectives:
+        kind, axes, dtype = record.kind, record.axes, record.dtype.name
+        fresh = {"kind": kind, "axes": list(axes), "dtype": dtype, "count": 0, "bytes": 0, "wire_bytes": 0}
+        row = rows.setdefault((kind, axes, dtype), fresh)
+        row["count"] += record.count
+        row["bytes"] += record.count * record.bytes
+        row["wire_bytes"] += record.count * record.wire_bytes
+    return [rows[key] for key in sorted(rows)]
+
+
+def totals_table(program: Program) -> str:
+    """`collective_totals` as a table, with the total."""
+    rows = collective_totals(program)
+    if not rows:
+        return "none"
+    total = {key: sum(row[key] for row in rows) for key in ("count", "bytes", "wire_bytes")}
+    rows.append({"kind": "total", "axes": [], "dtype": "", **total})
+    header = ["kind", "axes", "dtype", "count", "bytes", "sent by a device"]
+    return table(header, [
+        [row["kind"], ",".join(row["axes"]), row["dtype"], round(row["count"], 4), show_bytes(row["bytes"]),
+         show_bytes(row["wire_bytes"])]
+        for row in rows
+    ], "<<<>>>", indent=0)  # fmt: skip
 
 
 class ExplainError(MeshdslError):

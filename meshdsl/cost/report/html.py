@@ -63,12 +63,8 @@ pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
 )  # fmt: skip
 
 
-def page(
-    reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None, extra: Mapping[str, str] | None = None
-) -> str:
+def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None) -> str:
     """The page as text. Requires at least one report; `pictures` are the programs' pictures as SVG, by layout.
-
-    `extra` are further drawings by title, such as the picture of a search.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:4", "io:rows")
@@ -86,7 +82,6 @@ def page(
         element("h1", html.escape(title)),
         element("p", html.escape(f"{first.machine.title}. Times are estimates, of one step.")),
         _figures(reports, best),
-        *(part for title, svg in (extra or {}).items() for part in (element("h2", html.escape(title)), _wide(svg))),
         element("h2", "Time of a step"),
         element("p", "Below each bar: the likely interval of the measured time."),
         _wide(time_bars(reports)),
@@ -113,13 +108,13 @@ def page(
     return document(title, sections)
 
 
-def document(title: str, sections: Sequence[str], style: str = "") -> str:
-    """A self-contained HTML page of these sections; `style` are rules beside the common ones."""
+def document(title: str, sections: Sequence[str]) -> str:
+    """A self-contained HTML page of these sections."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         + element("title", html.escape(title))
         + f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        + element("style", STYLE + SORTED + style)
+        + element("style", STYLE + SORTED)
     )
     return (
         f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n'

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-SCHEMA_VERSION = 1  # of all JSON output; increased when a field changes its meaning or is removed
+SCHEMA_VERSION = 2  # of all JSON output; increased when a field changes its meaning or is removed
 
 
 def plain(value: Any) -> Any:

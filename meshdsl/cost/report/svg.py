@@ -70,19 +70,6 @@ def steps(high: float, about: int = 5) -> list[float]:
     return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(math.floor(high / step + 1e-9) + 1)]
 
 
-def between(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, about `about` of them; `low` itself if they are equal.
-
-    >>> between(1.13, 1.44), between(2.5, 2.5)
-    ([1.2, 1.3, 1.4], [2.5])
-    """
-    every = steps(high - low, about)
-    if len(every) < 2:
-        return [low]
-    first, last = math.ceil(low / every[1] - 1e-9), math.floor(high / every[1] + 1e-9)
-    return [round(n * every[1], 12 - math.floor(math.log10(every[1]))) for n in range(first, last + 1)]
-
-
 def decades(low: float, high: float, most: int = 7) -> list[float]:
     """Powers of ten from low to high, at most about `most` of them.
 

@@ -1,8 +1,9 @@
-"""Text bars and tables, readable without colour and within 100 columns."""
+"""Text bars, tables and charts, readable without colour and within 100 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import Where
@@ -90,3 +91,47 @@ def wrapped(words: Iterable[str], first: str, indent: int, width: int = WIDTH) -
         lines[-1] += word if fresh else f" {word}"
         fresh = False
     return "\n".join(lines)
+
+
+def chart(curves: Mapping[str, Sequence[float]], *, width: int = 64, height: int = 12) -> str:
+    """A text chart of curves over the same steps. A digit is the number of curves that share a cell.
+
+    >>> print(chart({"a": [3, 2, 1], "b": [3, 2, 2]}, width=3, height=3))
+     3.00 │2
+     2.00 │ 2b
+     1.00 │  a
+          └───
+    """
+    points = len(next(iter(curves.values())))
+    width = min(width, points)
+    low, high = _round_levels(min(map(min, curves.values())), max(map(max, curves.values())), height)
+    grid: list[list[set[str]]] = [[set() for _ in range(width)] for _ in range(height)]
+    for name, values in curves.items():
+        for column in range(width):
+            value = values[round(column * (points - 1) / max(width - 1, 1))]
+            row = round((high - value) / ((high - low) or 1) * (height - 1))
+            grid[row][column].add(name)
+    marks = ["".join(_mark(names) for names in row).rstrip() for row in grid]
+    levels = (high - (high - low) * i / max(height - 1, 1) for i in range(height))
+    lines = [f"{level:5.2f} │{mark}" for level, mark in zip(levels, marks, strict=True)]
+    return "\n".join([*lines, "      └" + "─" * width])
+
+
+def _round_levels(low: float, high: float, height: int) -> tuple[float, float]:
+    """The least and the greatest of `height` equally spaced round numbers that hold all values.
+
+    >>> _round_levels(1.13, 1.44, height=5), _round_levels(-3.2, -1.1, height=4)
+    ((1.1, 1.5), (-4.0, -1.0))
+    """
+    if not low < high or height < 3:
+        return low, high
+    power = 10.0 ** math.floor(math.log10((high - low) / (height - 1)))
+    steps = (power * n for n in (1, 2, 5, 10, 20))  # the last spans twice the values
+    spans = ((first := math.floor(low / step + 1e-9) * step, first + (height - 1) * step) for step in steps)
+    return next((first, last) for first, last in spans if last >= high - 1e-12 * abs(high))
+
+
+def _mark(names: set[str]) -> str:
+    if len(names) == 1:
+        return next(iter(names))[0]
+    return str(len(names)) if names else " "

@@ -120,12 +120,17 @@ def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> 
         present = {label for names in labels.ins for label in names.values()}
         kept = {label for names in labels.outs for label in names.values() if label in present}
         claims = claims.without_taken(set(claims.options) - present - set(preferred) - set(claims.annotations), kept)
-    for conflict in claims.contested:
-        pair = {conflict.first, conflict.second}
-        tensor = next((v for v, names, _ in hints if pair <= set(names.values())), None)
-        alike = any(pair <= set(names.values()) for names in labels.ins)
-        if tensor is not None and not alike and not eqn.backward and not pair & set(preferred):
-            by_label = {label: d for names in labels.outs for d, label in names.items()}
-            named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
-            report_conflict(scope, claims, named, f"the result of {eqn.op}", tensor, eqn.where)
+        for conflict in claims.contested:
+            if not {conflict.first, conflict.second} & set(preferred):
+                _report_in_result(scope, eqn, labels, claims, conflict)
     return claims, preferred
+
+
+def _report_in_result(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims, conflict: Conflict) -> None:
+    """Reports two dims of a result that claim one axis, unless an operand has both."""
+    pair = {conflict.first, conflict.second}
+    result = next((v for v, d in zip(eqn.outs, labels.outs, strict=True) if pair <= set(d.values())), None)
+    if result is not None and not any(pair <= set(names.values()) for names in labels.ins):
+        by_label = {label: d for names in labels.outs for d, label in names.items()}
+        named = Conflict(conflict.axis, str(by_label[conflict.first]), str(by_label[conflict.second]))
+        report_conflict(scope, claims, named, f"the result of {eqn.op}", result, eqn.where)

@@ -29,7 +29,7 @@ _Solved = tuple[list[Sharding], Scope, dict[str, Program]]  # of a loop: its car
 def as_given(scope: Scope, v: Var) -> Given:
     """The form in which a body receives a value that it only reads: unmaterialized, or sharded without pending sums."""
     if v in scope.unmaterialized:
-        return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
+        return scope.constant_sharding(v) if scope.unmaterialized[v].ins else scope.unmaterialized[v]
     whole = scope.whole_version(v)
     return whole if whole is not None else scope.default_sharding[v].whole()
 
@@ -69,7 +69,7 @@ def _build(outer: Scope, body: Graph, inputs: Sequence[Given], lower: Lower, use
     scope = Scope(outer.setting, body, outer.demand.of_body(body, use, zero, pending))
     for v, how in zip(body.ins, inputs, strict=True):
         if isinstance(how, Eqn):
-            scope.unmaterialized[v] = outer.once(("unborn", how, v), lambda v=v, how=how: how.replace(outs=(v,)))
+            scope.unmaterialized[v] = how.replace(outs=(v,))
         else:
             scope.define(v, how)
             if how.partial:
@@ -95,7 +95,7 @@ def natural(scope: Scope, v: Var) -> Sharding:
     It is the sharding of a complete version if the body needed one anyway, otherwise the sharding as computed.
     """
     if v in scope.unmaterialized:
-        return scope.unmade_sharding(v) if scope.unmaterialized[v].ins else Sharding()
+        return scope.constant_sharding(v) if scope.unmaterialized[v].ins else Sharding()
     return scope.whole_version(v) or scope.default_sharding[v]
 
 
@@ -130,12 +130,8 @@ def lower_scan(scope: Scope, eqn: Eqn, loop: Scan, lower: Lower) -> None:
     consts, carries = loop.consts, loop.carries
     held = [as_given(scope, v) for v in eqn.ins[:consts]]
     rows = [as_stacked(scope, v) for v in eqn.ins[consts + carries :]]
-    start = [_as_carry(scope, v) for v in eqn.ins[consts : consts + carries]]
-    zero = [scope.is_zero(v) for v in eqn.ins[consts : consts + carries]]
     use = Body(consts, carries, loop.trips, scope.demand.deferred_results(eqn, loop, scope.setting))
-    memo = scope.setting.memo
-    key = () if memo is None else ("scan", eqn, memo.rules(eqn, scope.setting.layout), use, *held, *start, *rows, *zero)
-    fixed, built, programs = scope.once(key, lambda: _solve(scope, eqn, loop, use, held, rows, lower))
+    fixed, built, programs = _solve(scope, eqn, loop, use, held, rows, lower)
     scope.def_sharding.update(built.def_sharding)
     ins = _operands(scope, eqn, eqn.ins, [*held, *fixed, *rows])
     outs = _results(scope, eqn, [v.sharding for v in programs["body"].outs], [built])
@@ -152,10 +148,7 @@ def _solve(
 ) -> _Solved:
     """The carry's shardings, and the body's scope and program under them."""
     body, consts, carries = loop.body, loop.consts, loop.carries
-    inner_rows = [
-        scope.once(("row", g, v), lambda g=g, v=v: row_of(g, v))
-        for g, v in zip(rows, body.ins[consts + carries :], strict=True)
-    ]
+    inner_rows = [row_of(g, v) for g, v in zip(rows, body.ins[consts + carries :], strict=True)]
 
     def attempt(carry: Sequence[Given]) -> Scope:
         return _attempt(scope, eqn, body, [*held, *carry, *inner_rows], lower, use)
@@ -271,8 +264,8 @@ def _result_sharding(scope: Scope, eqn: Eqn, arms: Mapping[str, Scope], i: int) 
     if not computed:
         arm, v = values["yes"]
         return natural(arm, v).whole()
-    unmade_zeros = all(arm.is_zero(v) for arm, v in values.values() if v in arm.unmaterialized)
-    if len(computed) == 1 and unmade_zeros and computed[0].partial:
+    zeros = all(arm.is_zero(v) for arm, v in values.values() if v in arm.unmaterialized)
+    if len(computed) == 1 and zeros and computed[0].partial:
         out = eqn.outs[i]
         if scope.demand.should_defer(out, {out: computed[0].partial}, scope.setting):
             return computed[0]

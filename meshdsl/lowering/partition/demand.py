@@ -10,7 +10,6 @@ larger, or if the other operand of a product is sharded over the same axes and s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from ...ir import Eqn, Graph, Scan, Var
 from .pending_sums import Body, PendingSums, SumRegion
@@ -22,8 +21,8 @@ NONE: AxisSet = frozenset()
 class Demand:
     """For each pending sum of a graph: reduce it where it is computed, or later.
 
-    The arguments are those of `PendingSums`. Splits are estimated from the layout's rules, so a decision depends only
-    on the axes of `dims(v)`. A wrong estimate costs bytes, never correctness.
+    The arguments are those of `PendingSums`. Splits are estimated from the layout's rules; every question is about the
+    same layout. A wrong estimate costs bytes, never correctness.
     """
 
     def __init__(
@@ -38,8 +37,7 @@ class Demand:
         self._inner: dict[object, Demand] = {} if inner is None else inner  # of all bodies, shared by their demands
         self._cuts: dict[object, ReductionCut] = {}
         self._bodies: dict[Eqn, Demand] = {}
-        self._deferred: dict[tuple[Any, ...], frozenset[int]] = {}  # results of loops
-        self._loop_dims: dict[Eqn, tuple[str, ...]] = {}
+        self._deferred: dict[Eqn, frozenset[int]] = {}  # results of loops
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: CutSetting) -> bool:
         """True if v should stay a pending sum for the linear operations that read it.
@@ -59,10 +57,9 @@ class Demand:
 
     def deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
         """Indices of the scan's results that the loop should return as pending sums, as their readers allow."""
-        key = (loop, *[setting.layout.axes(d) for d in self.loop_dims(loop, scan)])
-        if key not in self._deferred:
-            self._deferred[key] = self._deferred_results(loop, scan, setting)
-        return self._deferred[key]
+        if loop not in self._deferred:
+            self._deferred[loop] = self._deferred_results(loop, scan, setting)
+        return self._deferred[loop]
 
     def _deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
         inside = self._of_body(loop, scan)
@@ -73,24 +70,9 @@ class Demand:
                 deferred.add(i)
         return frozenset(deferred)
 
-    def loop_dims(self, loop: Eqn, scan: Scan) -> tuple[str, ...]:
-        """The dims whose axes determine `deferred_results`."""
-        if loop not in self._loop_dims:
-            inside = self._of_body(loop, scan)
-            dims = [d for v in inside.sums.graph.outs for d in inside.dims(v)]
-            dims += [d for v in loop.outs for d in self.dims(v)]
-            self._loop_dims[loop] = tuple(dict.fromkeys(dims))
-        return self._loop_dims[loop]
-
-    def dims(self, v: Var) -> tuple[str, ...]:
-        """The dims whose axes determine the decision about a value."""
-        region = self.sums.regions.get(v)
-        return region.dims if region is not None else ()
-
     def _cut(self, region: SumRegion, setting: CutSetting) -> ReductionCut:
-        """The cut of a region under a layout, if nothing else is known of its values."""
-        key = (region, tuple([setting.layout.axes(d) for d in region.dims]))
-        return self._remembered(key, lambda: self._new_cut(region, setting, {}))
+        """The cut of a region, if nothing else is known of its values."""
+        return self._remembered(region, lambda: self._new_cut(region, setting, {}))
 
     def _new_cut(self, region: SumRegion, setting: CutSetting, known: Mapping[Var, AxisSet]) -> ReductionCut:
         def leaving(loop: Eqn, i: int) -> AxisSet:

@@ -39,22 +39,14 @@ from .scope import Scope
 
 def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
     """Add the first equations of the scope's graph to the program under construction."""
-    memo = scope.setting.memo
-    if memo is not None:
-        memo.lower(scope, eqns, _lower_now)
-        return
     for eqn in eqns:
         check_deadline()
-        _lower_now(scope, eqn)
-
-
-def _lower_now(scope: Scope, eqn: Eqn) -> None:
-    n = len(scope.eqns)
-    _lower(scope, eqn)
-    scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
-    added = scope.eqns[n:]
-    if _sends(added) or any(v in scope.received for e in added for v in e.ins):
-        scope.required_collectives.update(eqn.outs)
+        n = len(scope.eqns)
+        _lower(scope, eqn)
+        scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
+        added = scope.eqns[n:]
+        if _sends(added) or any(v in scope.received for e in added for v in e.ins):
+            scope.required_collectives.update(eqn.outs)
 
 
 def _sends(eqns: Sequence[Eqn]) -> bool:
@@ -79,7 +71,7 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         lower_control(scope, eqn, eqn.control, lower)
     elif (params := _as_full(scope, eqn)) is not None:
         scope.unmaterialized[eqn.outs[0]] = eqn.replace(op=FULL, ins=(), params=params)
-    elif eqn.outs[0] in scope.demand.sums.unmade and (eqn.outs[0].dims or not eqn.ins):
+    elif eqn.outs[0] in scope.demand.sums.constants and (eqn.outs[0].dims or not eqn.ins):
         scope.unmaterialized[eqn.outs[0]] = eqn
     elif op in views.PLACEMENTS:
         views.PLACEMENTS[op](scope, eqn)

@@ -53,7 +53,7 @@ def _by_name(scope: Scope, eqn: Eqn) -> Labels:
 
 
 def _along(param: str) -> Callable[[Scope, Eqn, Assigned], bool]:
-    """True if the dim in this parameter is split."""
+    """The check that the dim in this parameter is split."""
     return lambda scope, eqn, assigned: bool(assigned.get(eqn.params[param].name))
 
 

@@ -50,7 +50,7 @@ def partition(
         mesh,
         layout,
         graph.known_dim_names,
-        extents_of(mesh, layout, shard_splits(graph)),
+        extents_of(mesh, layout, [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]),
         preferences(graph),
         problems,
         whole_dims(graph),
@@ -59,15 +59,16 @@ def partition(
         seconds=seconds,
     )
     scope = Scope(setting, graph)
-    ins, outs = lower_graph(scope, results)
+    ins, outs = _lower_graph(scope, results)
     if setting.problems:
         raise all_in_one(setting.problems, mesh, requested)
     if homes is not None:
         homes.update(scope.def_sharding)
-    return check(verify(assemble(scope, ins, outs), "partition"), "partition")
+    program = dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=mesh, extents=setting.extents)))
+    return check(verify(program, "partition"), "partition")
 
 
-def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+def _lower_graph(scope: Scope, results: Sequence[str] | None) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """Lower the whole graph of a scope; returns the inputs and results of its program."""
     graph = scope.graph
     ins = tuple(add_input(scope, v) for v in graph.ins)
@@ -78,17 +79,6 @@ def lower_graph(scope: Scope, results: Sequence[str] | None = None) -> tuple[tup
     return ins, tuple(
         add_output(scope, v, path, makers.get(v, Where("", 0))) for v, path in zip(graph.outs, paths, strict=True)
     )
-
-
-def assemble(scope: Scope, ins: tuple[Var, ...], outs: tuple[Var, ...]) -> Program:
-    """The program of a scope after lowering."""
-    setting = scope.setting
-    return dce(cse(Program(ins, tuple(scope.eqns), outs, mesh=setting.mesh, extents=setting.extents)))
-
-
-def shard_splits(graph: Graph) -> list[dict[str, Axes]]:
-    """The split of every `md.shard` in a graph."""
-    return [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]
 
 
 def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]]) -> Extents:
@@ -122,13 +112,6 @@ def add_input(scope: Scope, v: Var) -> Var:
     it.
     """
     rules = scope.setting.layout.for_path(v.name)
-    key = ("input", v, *[rules.get(d.name) for d in v.dims])
-    version = scope.once(key, lambda: _input(scope, v, rules))
-    scope.versions[v], scope.default_sharding[v] = [version], version.sharding
-    return version
-
-
-def _input(scope: Scope, v: Var, rules: Mapping[str, Axes]) -> Var:
     claims = Claims()
     for d in v.dims:
         claims.add(d.name, rules.get(d.name, ()))

@@ -12,14 +12,14 @@ from functools import cached_property
 from typing import Any
 
 from ...control import KEEP
-from ...ir import Eqn, Graph, Linear, Reduce, Var, dim_names, readers_of
+from ...ir import Eqn, Graph, Linear, Reduce, Var, readers_of
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
+from ...ops.linear import is_linear
 from ...ops.reductions import BROADCAST
-from ...passes.linear import is_linear
-from ...passes.magnitude import magnitudes
-from ...passes.unmade import unmade_values
+from ...passes.constants import constant_values
 from ...trace import FULL, number
+from .magnitude import magnitudes
 
 ADDITIONS = (ADD, SUBTRACT)  # one device adds a complete operand to its part of a pending sum
 
@@ -46,13 +46,6 @@ class SumRegion:
     eqns: list[Eqn] = field(default_factory=list[Eqn])  # equations that compute or read one of the values, in order
     values: set[Var] = field(default_factory=set[Var])
 
-    @cached_property
-    def dims(self) -> tuple[str, ...]:
-        """All dims whose axes affect the region."""
-        bodies = [eqn for eqn in self.eqns if not self.values.isdisjoint(eqn.outs)]
-        inner = [name for eqn in bodies for sub in eqn.graphs().values() for name in sub.dim_names]
-        return tuple(dict.fromkeys([*dim_names(self.eqns), *inner]))
-
 
 class PendingSums:
     """Facts about the pending sums of a graph that hold under every layout.
@@ -73,7 +66,7 @@ class PendingSums:
         self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
         self.bounds = magnitudes(graph)
         self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
-        self.unmade = unmade_values(graph)  # each device computes its own part of these, in any sharding
+        self.constants = constant_values(graph)  # each device computes its own part of these, in any sharding
         self.users = readers_of(graph)
         for eqn in graph.eqns:
             value = self._number(eqn)

@@ -14,7 +14,7 @@ from ...dims import Shape
 from ...ir import Eqn, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
-from ...passes.linear import together
+from ...ops.linear import together
 from ..labels import labels_of, vanishing
 from .pending_sums import ADDITIONS, PendingSums, SumRegion, ignores
 
@@ -137,7 +137,7 @@ class ReductionCut:
     def _stays_alone(self, eqn: Eqn, chosen: Var) -> bool:
         """True if an operation that is linear in one operand may leave it pending."""
         axes = self.axes[chosen]
-        if self._any_split([v for v in eqn.ins if v is not chosen and v not in self.sums.unmade], axes):
+        if self._any_split([v for v in eqn.ins if v is not chosen and v not in self.sums.constants], axes):
             return False
         # the complete sum may be sharded over these axes, and then so are the FLOPs of a contraction
         contracts = eqn.operation.reduce is Reduce.SUM and len(eqn.ins) > 1

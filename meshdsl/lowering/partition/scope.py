@@ -1,15 +1,15 @@
 """A `Scope` is a program, or a loop body, under construction: the versions of each graph value, and how to get another.
 
 A version is the value in one sharding. Reshards are shared: each step of a plan is a version that later consumers may
-start from. Values without inputs (`passes.unmade`) are computed where they are read, in the sharding needed there, and
-are never sent.
+start from. Values without inputs (`passes.constants`) are computed where they are read, in the sharding needed there,
+and are never sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from ...dims import Dim, Shape, fresh_dim
 from ...errors import InternalError, Where
@@ -27,16 +27,6 @@ from .wide_copies import wide_copies
 T = TypeVar("T")
 
 
-class Remembers(Protocol):
-    """The part of `memo.Memo` that lowering uses."""
-
-    def once(self, scope: Scope, key: Any, make: Callable[[], T]) -> T: ...
-
-    def rules(self, eqn: Eqn, layout: Layout) -> tuple[Axes | None, ...]: ...
-
-    def lower(self, scope: Scope, eqns: Sequence[Eqn], lower: Callable[[Scope, Eqn], None]) -> None: ...
-
-
 @dataclass(frozen=True)
 class Setting:
     """The values shared by all scopes of one partition."""
@@ -52,7 +42,6 @@ class Setting:
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     attempts: dict[object, Scope] = field(default_factory=dict[object, "Scope"])  # to lower the bodies of loops
-    memo: Remembers | None = None  # set by a search, which lowers one graph under many layouts
     seconds: Seconds | None = None  # the network's times, if reshards are planned by time instead of bytes
 
 
@@ -83,14 +72,9 @@ class Scope:
         self.def_sharding: dict[Var, Sharding] = {}  # sharding of each value, also inside loops, where it is computed
         self.reasons: dict[Var, tuple[Cause, Where, bool]] = {}  # why a value is pending, and that source line
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """The result of `make`; with a memo, computed once for each key."""
-        memo = self.setting.memo
-        return make() if memo is None else memo.once(self, key, make)
-
     def define(self, v: Var, sharding: Sharding, name: str = "") -> Var:
         """Create the program variable for the first version of a graph value."""
-        first = self.once(("first", v, name, sharding), lambda: Var(v.dims, v.dtype, name or v.name, sharding))
+        first = Var(v.dims, v.dtype, name or v.name, sharding)
         self.versions[v] = [first]
         self.default_sharding[v] = sharding
         return first
@@ -231,14 +215,14 @@ class Scope:
         for x in self.versions.setdefault(v, []):
             if x.sharding == target:
                 return x
-        eqn = self.unmaterialized.get(v) or self.demand.sums.unmade[v]
+        eqn = self.unmaterialized.get(v) or self.demand.sums.constants[v]
         ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in eqn.ins)
-        value = self.once(("made", v, target, *ins), lambda: Var(v.dims, v.dtype, v.name, target))
+        value = Var(v.dims, v.dtype, v.name, target)
         self.eqns.append(eqn.replace(ins=ins, outs=(value,)))
         self.versions[v].append(value)
         return value
 
-    def unmade_sharding(self, v: Var) -> Sharding:
+    def constant_sharding(self, v: Var) -> Sharding:
         """The layout's sharding of a value without inputs, if no operation decides; replicated if rules conflict."""
         axes_of = self.canonical(v.dims)
         used = [axis for axes in axes_of.values() for axis in axes]

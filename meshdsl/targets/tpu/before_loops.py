@@ -55,7 +55,7 @@ def _fenced(program: Program, loop: Eqn) -> Program:
     tied = (max(computed, key=program.local_bytes), *results)
     new = {v: dataclasses.replace(v) for v in tied}
     fence = Eqn(FENCE, tied, tuple(new.values()), {}, loop.where, loop.backward)
-    later = [eqn.replace(ins=tuple(new.get(v, v) for v in eqn.ins)) for eqn in program.eqns[place:]]
+    later = [eqn.reading(new) for eqn in program.eqns[place:]]
     outs = tuple(new.get(v, v) for v in program.outs)
     return program.replace(eqns=(*program.eqns[:place], fence, *later), outs=outs)
 

@@ -61,7 +61,7 @@ def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> G
         return body
     eqns: list[Eqn] = []
     for eqn in body.eqns:
-        eqns.append(eqn.replace(ins=tuple(stored.get(v, v) for v in eqn.ins)))
+        eqns.append(eqn.reading(stored))
         eqns += [Eqn(BARRIER, (v,), (stored[v],), {}, eqn.where, eqn.backward) for v in eqn.outs if v in stored]
     return body.replace(eqns=tuple(eqns))
 
@@ -120,5 +120,5 @@ def _without_barriers(body: Graph, rows: Sequence[Var]) -> Graph:
     if not replaced:
         return body
     kept = [eqn for eqn in body.eqns if eqn.outs[0] not in replaced]
-    eqns = tuple(eqn.replace(ins=tuple(replaced.get(v, v) for v in eqn.ins)) for eqn in kept)
+    eqns = tuple(eqn.reading(replaced) for eqn in kept)
     return body.replace(eqns=eqns, outs=tuple(replaced.get(v, v) for v in body.outs))

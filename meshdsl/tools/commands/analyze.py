@@ -11,7 +11,7 @@ import meshdsl as md
 from ...errors import UsageError
 from .colours import painted
 from .common import command, out_file, positive, print_json, workload_of, workload_options, write
-from .costing import assignment_of, cost_options, exit_code, machine_of, pictures_of, report_for
+from .costing import cost_options, exit_code, machine_of, pictures_of, report_for
 from .plans import given_knobs, knob_options, workload_and_plan
 
 
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
     """The workload, and the best plan that a search of a minute finds for `--devices`."""
     given = {"--layout": options.layout, "--mesh": options.mesh, "--plan": options.plan, "--forward": options.forward}
+    given |= {"--place": options.place}
     if names := [*(name for name, value in given.items() if value), *given_knobs(options)]:
         raise UsageError(
             f"{', '.join(names)} has no effect with --devices, which searches for the plan\n"
@@ -62,7 +63,7 @@ def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
     workload = workload_of(options)
     result = md.search(
         workload, devices=options.devices, machine=machine_of(options), limit=options.memory,
-        assignment=assignment_of(options), time_limit=60.0, patience=4.0,
+        time_limit=60.0, patience=6.0,
     )  # fmt: skip
     return workload, result.plan
 

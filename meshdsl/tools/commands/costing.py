@@ -18,8 +18,8 @@ DEFAULT_MACHINE = "tpu-v5e"
 _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
-    """Add the options for the machine, its memory, the placement of mesh axes, and the step."""
+def machine_options(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """Add the options for the machine and its memory; returns their group."""
     group = section(parser, "machine and memory")
     group.add_argument(
         "--machine",
@@ -34,7 +34,12 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
     group.add_argument(
         "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
     )
-    group.add_argument(
+    return group
+
+
+def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
+    """Add the options for the machine, its memory, the placement of mesh axes, and the step."""
+    machine_options(parser).add_argument(
         "--place",
         action="append",
         default=[],
@@ -50,9 +55,14 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
         "--price", type=price, metavar="MONEY", help="price of one device for an hour, for the money to --tokens"
     )
     if html:
-        parser.add_argument(
-            "--html", type=out_file, metavar="FILE", help="also write a self-contained HTML page with charts"
-        )
+        html_option(parser)
+
+
+def html_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for an HTML page."""
+    parser.add_argument(
+        "--html", type=out_file, metavar="FILE", help="also write a self-contained HTML page with charts"
+    )
 
 
 def amount(text: str) -> float:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     compiled, arguments = step_of(options, workload, plan)
     if options.collective or options.dim or options.moves:
         return _explain(options, workload, compiled, arguments)
-    from ...train import report
+    from ...cost.report import explain
 
     if options.graph:
         text = str(compiled.graph(*arguments))
@@ -61,13 +61,13 @@ def run(options: argparse.Namespace) -> int:
     if options.window is not None:
         return _window(options, compiled.overlap)
     if options.json:
-        extra = {} if options.program else {"collectives": report.collectives(program)}
+        extra = {} if options.program else {"collectives": explain.collective_totals(program)}
         print_json({"command": "explain", "program": str(program), **extra})
         return OK
     print(painted(str(program), program.mesh.axes))
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({plan.mesh})\n")
-        print(painted(report.collective_table(program), program.mesh.axes))
+        print(painted(explain.totals_table(program), program.mesh.axes))
         for schedule in compiled.pipelines(*arguments):
             print("\nmicro-batches by tick: F forward, B backward; a stage without one computes nothing of use\n")
             print(schedule)

@@ -15,7 +15,7 @@ import meshdsl as md
 
 from ...errors import LayoutError, UsageError
 from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
-from .costing import assignment_of, cost_options, machine_of, step_of, step_title
+from .costing import html_option, machine_of, machine_options, step_of, step_options, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         commands,
         "search",
         run,
-        "find the best plan for a machine: mesh, layout and knobs, and show why others are slower",
+        "find the fastest plan that fits a machine: mesh, layout and knobs, and show why others are slower",
     )
     mesh_group = parser.add_mutually_exclusive_group(required=True)
     mesh_group.add_argument(
@@ -36,7 +36,9 @@ def add(commands: Any) -> None:
         "--layout", default="", metavar="RULES", help="rules that every candidate must contain, such as 'batch:rows'"
     )
     config_options(parser)
-    cost_options(parser)
+    machine_options(parser)
+    step_options(parser)
+    html_option(parser)
     update_options(parser)
     overlap_option(parser)
     parser.add_argument(
@@ -47,17 +49,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
     parser.add_argument(
-        "--objective",
-        choices=["seconds", "peak_bytes", "wire_bytes", "energy"],
-        default="seconds",
-        help="quantity to minimise (default: seconds per step); energy is that of all devices at their TDP",
-    )
-    parser.add_argument(
         "--dims", metavar="NAMES", help="dims that may be sharded, such as 'batch heads' (default: all)"
     )
-    parser.add_argument("--axes", metavar="NAMES", help="mesh axes to shard over (default: all)")
-    parser.add_argument("--one-axis", action="store_true", help="shard each dim over at most one axis")
-    parser.add_argument("--orders", action="store_true", help="try a dim's axes in every order, not only in mesh order")
     parser.add_argument(
         "--time-limit",
         type=_seconds,
@@ -68,12 +61,10 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--patience",
         type=_seconds,
-        default=4.0,
+        default=6.0,
         metavar="SECONDS",
-        help="stop after SECONDS of processor time without a better plan (default 4; 0: never)",
+        help="stop after SECONDS of processor time without a better plan (default 6; 0: never)",
     )
-    parser.add_argument("--front", action="store_true", help="also show the layouts that trade time for memory")
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="number of layouts to show (default 5)")
 
 
 def _seconds(text: str) -> float:
@@ -119,16 +110,6 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
     return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in values.items() if value}
 
 
-def _tradeoff(result: Any) -> dict[str, str]:
-    """The picture of time against memory of all plans costed; none for a search of layouts only."""
-    from ...cost.report.tradeoff import TradeoffPoint, tradeoff
-
-    if not result.costed:
-        return {}
-    points = [TradeoffPoint(each.seconds, each.peak_bytes, repr(each.plan)) for each in result.costed]
-    return {"Plans by time and memory": tradeoff(points, result.limit)}
-
-
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """Without garbage collection in this process, which the command owns: a search keeps almost all that it creates."""
@@ -141,8 +122,6 @@ def _without_collections() -> Iterator[None]:
 
 def run(options: argparse.Namespace) -> int:
     """Search and print the best layouts."""
-    if options.one_axis and options.orders:
-        raise UsageError("--orders has no effect with --one-axis: a dim has at most one axis")
     workload = workload_of(options)
     fixed = md.Layout(options.layout)
     check_forward(options)
@@ -159,18 +138,11 @@ def run(options: argparse.Namespace) -> int:
             devices=options.devices,
             machine=machine_of(options),
             limit=options.memory,
-            objective=options.objective,
             layout=fixed,
             dims=options.dims,
-            axes=options.axes,
-            several=False if options.one_axis else None,
-            orders=options.orders,
-            runners_up=options.top - 1,
-            front=options.front,
             time_limit=options.time_limit or None,
             patience=options.patience or None,
             progress=_show_progress,
-            assignment=assignment_of(options),
         )
     _end_progress()
     result = dataclasses.replace(result, title=step_title(options, workload))
@@ -180,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
         entries = [result.best, *result.runners_up[:3]]
         names = ["best", "second", "third", "fourth"]
         reports = {name: entry.report for name, entry in zip(names, entries, strict=False)}
-        write(options.html, page(reports, extra=_tradeoff(result)))
+        write(options.html, page(reports))
     if options.save_plan:
         write(options.save_plan, result.plan.to_toml())
     if options.json:

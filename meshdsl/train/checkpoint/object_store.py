@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -37,26 +38,34 @@ class OrbaxStore:
             raise ShapeError(f"take_over=True: {url} is a URL, which has no lock to take over")
         self.orbax = extra("orbax.checkpoint", "orbax")
         self.directory = extra("etils.epath", "orbax").Path(re.sub(r"^file://(?=/)", "", url))
-        self.keep, self._pending = keep, False
+        self.keep = keep
+        self._writing: Future[None] | None = None
 
     @cached_property
     def _writer(self) -> Any:
         names = {"state": self.orbax.PyTreeCheckpointHandler(), "meta": self.orbax.JsonCheckpointHandler()}
         return self.orbax.AsyncCheckpointer(self.orbax.CompositeCheckpointHandler(**names))
 
+    @cached_property
+    def _waiter(self) -> ThreadPoolExecutor:
+        """A thread that waits for a save: Orbax's writer does not say whether it still writes."""
+        return ThreadPoolExecutor(1, "meshdsl-orbax")
+
     def close(self) -> None:
         try:
             self.wait()
         finally:
+            if "_waiter" in vars(self):
+                self.__dict__.pop("_waiter").shutdown()
             if "_writer" in vars(self):
                 self.__dict__.pop("_writer").close()
 
     def wait(self) -> None:
-        if not self._pending:
+        writing, self._writing = self._writing, None
+        if writing is None:
             return
-        self._pending = False
         with library_errors(SaveError, f"the last save to {self.directory} failed"):
-            self._writer.wait_until_finished()
+            writing.result()
         self._remove(self.steps()[: -self.keep] if self.keep else [])
 
     def _remove(self, steps: list[int]) -> None:
@@ -84,7 +93,7 @@ class OrbaxStore:
         processes.on_first(f"{self.directory} cannot be written", create)
 
     def is_writing(self) -> bool:
-        return self._writer.is_saving_in_progress()
+        return self._writing is not None and not self._writing.done()
 
     def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         if empty := [path for path, x in tensors.items() if not x.stored.size]:
@@ -99,8 +108,8 @@ class OrbaxStore:
         with library_errors(SaveError, f"{step_name(step)} was not saved in {self.directory}"):
             meta = {"step": step, "tensors": types, **fields}
             both = args.Composite(state=args.PyTreeSave(arrays), meta=args.JsonSave(meta))
-            self._pending = True
             self._writer.save(self.directory / step_name(step), args=both)
+            self._writing = self._waiter.submit(self._writer.wait_until_finished)
 
     def discard(self, after: int) -> None:
         self._remove([step for step in reversed(self.steps()) if step > after])

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from ..ir import Bounded, Eqn, Graph, Var
-from ..ops.elementwise import ISFINITE, WHERE
-from ..trace import CONSTANT
+from ...ir import Bounded, Eqn, Graph, Var
+from ...ops.dtypes import kind, largest
+from ...ops.elementwise import ISFINITE, WHERE
+from ...trace import CONSTANT
 
 
 def magnitudes(graph: Graph) -> dict[Var, float]:
@@ -29,16 +28,16 @@ def magnitudes(graph: Graph) -> dict[Var, float]:
     >>> sorted(bound for v, bound in magnitudes(graph).items() if v.dtype == "float32")
     [1.0, 3.0, 3.0]
     """
-    bounds = {v: _limit(v.dtype) for v in graph.ins if _is_integer(v.dtype)}
+    bounds = {v: largest(v.dtype) for v in graph.ins if kind(v.dtype) in "ib"}
     finite_where: dict[Var, Var] = {}  # the result of isfinite -> its operand
     for eqn in graph.eqns:
         if eqn.op is ISFINITE:
             finite_where[eqn.outs[0]] = eqn.ins[0]
         chosen = eqn.ins[1] if eqn.op is WHERE and finite_where.get(eqn.ins[0]) is eqn.ins[1] else None
-        known = bounds if chosen is None else {**bounds, chosen: _limit(chosen.dtype)}
+        known = bounds if chosen is None else {**bounds, chosen: largest(chosen.dtype)}
         for v in eqn.outs:
-            bound = _limit(v.dtype) if _is_integer(v.dtype) else _bound(eqn, known)
-            if bound <= _limit(v.dtype):
+            bound = largest(v.dtype) if kind(v.dtype) in "ib" else _bound(eqn, known)
+            if bound <= largest(v.dtype):
                 bounds[v] = bound
     return bounds
 
@@ -60,16 +59,3 @@ def _largest(value: Any) -> float:
     with np.errstate(invalid="ignore"):  # a signalling NaN
         numbers = np.abs(np.asarray(value, np.complex128 if np.iscomplexobj(value) else np.float64))
     return float(np.max(numbers, initial=0.0, where=~np.isnan(numbers)))
-
-
-@cache
-def _is_integer(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.integer)) or dtype == np.dtype(bool)
-
-
-@cache
-def _limit(dtype: Any) -> float:
-    """The largest finite number of a dtype."""
-    if dtype == np.dtype(bool):
-        return 1.0
-    return float(jnp.iinfo(dtype).max + 1 if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).max)

@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 from tests.lowering.figures import mamba
-from tests.lowering.programs import sent_though_unmade
+from tests.lowering.programs import sent_though_constant
 
 BATCH, LENGTH, MODEL, HEADS, HEAD = md.dims("batch:4 length:16 model:8 heads:4 head:2")
 MEMORY = md.Dim("memory", 16)
@@ -64,7 +64,7 @@ def small(rng: np.random.Generator, dims: Any) -> md.Tensor:
 def test_masks_and_rotary_tables_are_made_where_they_are_read(outside: bool) -> None:
     step = md.compile(decoder(outside), "rows:2 cols:4", "batch:rows; length:cols; heads:cols")
     program = step.program(*arguments())
-    assert not sent_though_unmade(program)
+    assert not sent_though_constant(program)
     assert not [r for r in program.collectives if r.kind == "all_gather" and len(r.shape) == 2]
     right, got = decoder(outside)(*arguments()), step(*arguments())
     for a, b in zip(jax.tree.leaves(right), jax.tree.leaves(got), strict=True):

@@ -14,15 +14,15 @@ from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var
 CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
 
-def unmade_values(graph: Graph) -> dict[Var, Eqn]:
+def constant_values(graph: Graph) -> dict[Var, Eqn]:
     """The values of a graph that depend on no input, with the equations that compute them."""
-    unmade: dict[Var, Eqn] = {}
+    constants: dict[Var, Eqn] = {}
     for eqn in graph.eqns:
         if not eqn.ins and eqn.control is None:
-            unmade.update((v, eqn) for v in eqn.outs)
-        elif isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in unmade for v in eqn.ins):
-            unmade[eqn.outs[0]] = eqn
-    return unmade
+            constants.update((v, eqn) for v in eqn.outs)
+        elif isinstance(eqn.op, Op) and _is_cheap(eqn) and all(v in constants for v in eqn.ins):
+            constants[eqn.outs[0]] = eqn
+    return constants
 
 
 def _is_cheap(eqn: Eqn) -> bool:
@@ -37,24 +37,24 @@ def _is_cheap(eqn: Eqn) -> bool:
 
 def recompute_inside_loops(graph: Graph) -> Graph:
     """The graph in which scans compute their constants that depend on no input inside the body."""
-    unmade = unmade_values(graph)
+    constants = constant_values(graph)
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
         if eqn.scan is not None:
-            eqn = _with_constants_inside(eqn, eqn.scan, unmade)
+            eqn = _with_constants_inside(eqn, eqn.scan, constants)
         eqns.append(eqn.map_graphs(recompute_inside_loops))
     return graph.replace(eqns=tuple(eqns))
 
 
-def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn:
+def _with_constants_inside(loop: Eqn, scan: Scan, constants: dict[Var, Eqn]) -> Eqn:
     body, consts = scan.body, scan.consts
-    moved = [i for i, v in enumerate(loop.ins[:consts]) if v in unmade and unmade[v].ins]
+    moved = [i for i, v in enumerate(loop.ins[:consts]) if v in constants and constants[v].ins]
     if not moved:
         return loop
     inside: dict[Var, Var] = {}
-    before = [_copied(unmade[v], inside) for v in _needed([loop.ins[i] for i in moved], unmade)]
+    before = [_copied(constants[v], inside) for v in _needed([loop.ins[i] for i in moved], constants)]
     renamed = {body.ins[i]: inside[loop.ins[i]] for i in moved}
-    eqns = [e.replace(ins=tuple(renamed.get(v, v) for v in e.ins)) for e in body.eqns]
+    eqns = [e.reading(renamed) for e in body.eqns]
     remaining = [i for i in range(len(loop.ins)) if i not in moved]
     new = body.replace(
         ins=tuple(body.ins[i] for i in remaining),
@@ -65,13 +65,13 @@ def _with_constants_inside(loop: Eqn, scan: Scan, unmade: dict[Var, Eqn]) -> Eqn
     return loop.replace(ins=inputs).with_control(body=new, consts=consts - len(moved))
 
 
-def _needed(values: Iterable[Var], unmade: dict[Var, Eqn]) -> list[Var]:
+def _needed(values: Iterable[Var], constants: dict[Var, Eqn]) -> list[Var]:
     """These values and all values they are computed from, each after its operands."""
     order: dict[Var, None] = {}
 
     def visit(v: Var) -> None:
         if v not in order:
-            for x in unmade[v].ins:
+            for x in constants[v].ins:
                 visit(x)
             order[v] = None
 

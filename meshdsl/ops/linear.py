@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir import Eqn, Linear, Var
-from .narrow_products import widens
+from .dtypes import widens
 
 
 def is_linear(eqn: Eqn, v: Var) -> bool:
