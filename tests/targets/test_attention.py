@@ -19,9 +19,9 @@ from meshdsl.ops.attention.arrays import Arrays, Sees, Span
 from meshdsl.ops.attention.kernels import AttentionKernel, Case
 from meshdsl.ops.attention.names import Names
 from meshdsl.targets import target_named, target_of
-from meshdsl.targets.attention import choose, is_attention, with_kernels
 from meshdsl.targets.cpu import CPU
 from meshdsl.targets.gpu import CUDNN
+from meshdsl.targets.kernel_choice import choose, is_attention, with_kernels
 from meshdsl.targets.tpu import TPU, fused
 from tests.ops.test_attention import assert_close, random
 

@@ -138,7 +138,7 @@ def _loop(n: int, step: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> tu
     return lax.scan(step, carry, jnp.arange(n, dtype=np.int32))
 
 
-def _together(x: Any, axis: int, n: int) -> Any:
+def _unstacked(x: Any, axis: int, n: int) -> Any:
     """Blocks stacked along the first axis as one array; without the padding after element n."""
     x = jnp.moveaxis(x, 0, axis)
     x = x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
@@ -179,7 +179,7 @@ def forward(x: Arrays) -> tuple[Any, Any]:
         return None, (acc / some[..., None], lse)
 
     _, (out, lse) = _loop(tiles.nq, block_of_queries, None)
-    return _together(out, len(rows), n), _together(lse, len(rows), n)
+    return _unstacked(out, len(rows), n), _unstacked(lse, len(rows), n)
 
 
 def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, Any]:
@@ -219,7 +219,7 @@ def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, 
     first = (_zeros(x, tiles.k.shape), _zeros(x, tiles.v.shape), _bias_zeros(x, tiles.bias))
     (dk, dv, db), dq = _loop(tiles.nq, block_of_queries, first)
     dk, dv = (lax.slice_in_dim(y, 0, m, axis=y.ndim - 2) for y in (dk, dv))
-    return _together(dq, x.q.ndim - 2, n), dk, dv, None if db is None else db[tuple(map(slice, x.bias.shape))]
+    return _unstacked(dq, x.q.ndim - 2, n), dk, dv, None if db is None else db[tuple(map(slice, x.bias.shape))]
 
 
 def _bias_zeros(x: Arrays, bias: Any = None) -> Any:
