@@ -32,7 +32,6 @@ class Pieces:
         self.of: dict[Eqn, Eqn] = {}
         self.ends: list[Eqn] = []
         self.computes = {v: eqn for eqn in program.eqns for v in eqn.outs}
-        self.count = 0
         self.cut: dict[Var, Cut] = {}
         self.pieces: dict[Var, tuple[Var, ...]] = {}
         self.joined: dict[Var, Var] = {}

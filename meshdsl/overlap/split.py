@@ -41,11 +41,10 @@ WITH_RULES = (RENAME, RESHAPE, TAKE, SCATTER_ADD, INVERSE)
 
 @dataclass(frozen=True)
 class Parts:
-    """A program with a range in parts: the part that each equation computes, and the size of the range."""
+    """A program with a range in parts, and the part that each equation computes."""
 
     program: Program
     part: Mapping[Eqn, int]  # equation -> number of its part, for equations that compute one part
-    equations: int  # number of equations of the original program that run in parts
     of: Mapping[Eqn, Eqn]  # equation -> equation of the original program whose result, or a part of it, it computes
     ends: tuple[Eqn, ...] = ()  # equations that read a value in parts and need it in full
     slots: tuple[StoredSlots, ...] = ()  # stored values in slots, which another loop reads
@@ -60,7 +59,7 @@ class Parts:
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     """The cut of every value that is connected to `dim` of the program's inputs."""
     cuts = _of_inputs(program, dim)
-    return _finished(lambda refused: Splitter(Pieces(program, parts, None, dim, ()), cuts, refused)).at.cut
+    return _finished(lambda refused: Splitter(Pieces(program, parts, None, dim, ()), cuts, refused)).state.cut
 
 
 def _finished(make: Callable[[Sequence[Eqn]], Splitter]) -> Splitter:
@@ -99,10 +98,10 @@ def split(
     cuts = _of_inputs(program, dim) if cuts is None else cuts
     range_ = None if among is None else set(among)
     splitter = _finished(lambda refused: Splitter(Pieces(program, parts, range_, dim, stored), cuts, refused, read))
-    made = splitter.at
+    made = splitter.state
     after = dce(program.replace(eqns=tuple(made.eqns), outs=splitter.outs))
     part = {eqn: made.part[eqn] for eqn in after.eqns if eqn in made.part}
-    return Parts(after, part, made.count, made.of, tuple(made.ends), splitter.to_store)
+    return Parts(after, part, made.of, tuple(made.ends), splitter.to_store)
 
 
 @dataclass(frozen=True)
@@ -113,57 +112,59 @@ class Filled:
 
 
 class Splitter:
-    def __init__(self, at: Pieces, cuts: Mapping[Var, Cut], refused: Sequence[Eqn], read: Sequence[StoredSlots] = ()):
-        self.at, self.read = at, read
+    def __init__(
+        self, state: Pieces, cuts: Mapping[Var, Cut], refused: Sequence[Eqn], read: Sequence[StoredSlots] = ()
+    ):
+        self.state, self.read = state, read
         self.to_store: tuple[StoredSlots, ...] = ()
         self.outs: tuple[Var, ...] = ()
-        self.slots = SlotParts(at, refused)
-        at.of_slots = self.slots.whole
-        computed = {v for eqn in at.among or () for v in eqn.outs}
-        at.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and at.divides(v, cut))
+        self.slots = SlotParts(state, refused)
+        state.of_slots = self.slots.whole
+        computed = {v for eqn in state.among or () for v in eqn.outs}
+        state.cut.update((v, cut) for v, cut in cuts.items() if v not in computed and state.divides(v, cut))
 
     def run(self) -> None:
         for one in self.read:
             self.slots.resume(one)
-        self.at.trace(None)
-        for eqn in self.at.program.eqns:
+        self.state.trace(None)
+        for eqn in self.state.program.eqns:
             self.add(eqn)
-            self.at.trace(eqn)
+            self.state.trace(eqn)
         self.to_store = tuple(self.slots.to_store())
-        self.outs = tuple(map(self.at.whole, self.at.program.outs))
-        self.at.trace(None)
+        self.outs = tuple(map(self.state.whole, self.state.program.outs))
+        self.state.trace(None)
 
     def add(self, eqn: Eqn) -> None:
         """Add one equation of the program: on parts if its rule allows, else on complete values."""
-        inside = self.at.among is None or eqn in self.at.among
+        inside = self.state.among is None or eqn in self.state.among
         if self.slots.add(eqn, inside):
             return
         if inside and self.carried(eqn):
             return
-        plan = self.plan(eqn) if inside and any(v in self.at.cut for v in eqn.ins) else None
+        plan = self.plan(eqn) if inside and any(v in self.state.cut for v in eqn.ins) else None
         if plan is None:
-            self.at.in_full(eqn)
+            self.state.in_full(eqn)
         else:
             self.each_part(eqn, plan)
 
     def each_part(self, eqn: Eqn, plan: _Plan) -> None:
         """Add an equation once for each part."""
-        self.at.count += 1
         ins = [self.operands(v, cut, eqn) for v, cut in plan.ins]
         results: list[list[Var]] = [[] for _ in eqn.outs]
-        for i in range(self.at.parts):
+        for i in range(self.state.parts):
             outs = tuple(
-                dataclasses.replace(v, dims=self.at.small(v, cut)) for v, cut in zip(eqn.outs, plan.outs, strict=True)
+                dataclasses.replace(v, dims=self.state.small(v, cut))
+                for v, cut in zip(eqn.outs, plan.outs, strict=True)
             )
             xs = tuple(operands[i] for operands in ins)
-            self.at.append(dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params), i)
+            self.state.append(dataclasses.replace(eqn, ins=xs, outs=outs, params=plan.params), i)
             for pieces, v in zip(results, outs, strict=True):
                 pieces.append(v)
         for v, cut, pieces in zip(eqn.outs, plan.outs, results, strict=True):
             if cut is not None:
-                self.at.cut[v], self.at.pieces[v] = cut, tuple(pieces)
+                self.state.cut[v], self.state.pieces[v] = cut, tuple(pieces)
             else:
-                self.at.eqns.append(Eqn(SUM_PARTS, tuple(pieces), (v,), {}, eqn.where, eqn.backward))
+                self.state.eqns.append(Eqn(SUM_PARTS, tuple(pieces), (v,), {}, eqn.where, eqn.backward))
 
     def carried(self, eqn: Eqn) -> bool:
         """Add a running count along the cut dim: each part counts on from the part before. False for another
@@ -172,33 +173,32 @@ class Splitter:
         if eqn.op is not CUMSUM or eqn.params["reverse"]:
             return False
         (whole,), (out,), cut = eqn.ins, eqn.outs, Cut(eqn.params["dim"].name, 1)
-        if self.at.cut.get(whole) != cut or not self.at.divides(whole, cut):
+        if self.state.cut.get(whole) != cut or not self.state.divides(whole, cut):
             return False
         if out.dtype.kind not in "iu" or whole.sharding.axes(cut.dim):
             return False
         before = tuple[Var, ...]()
-        for i, x in enumerate(self.at.in_parts(whole, cut, eqn)):
-            params = {"dim": Dim(cut.dim, eqn.params["dim"].size // self.at.parts)}
-            piece = dataclasses.replace(out, dims=self.at.small(out, cut))
+        for i, x in enumerate(self.state.in_parts(whole, cut, eqn)):
+            params = {"dim": Dim(cut.dim, eqn.params["dim"].size // self.state.parts)}
+            piece = dataclasses.replace(out, dims=self.state.small(out, cut))
             one = eqn.replace(ins=(x,), outs=(piece,), params={**eqn.params, **params})
-            self.at.append(one if i == 0 else one.replace(op=CARRIED, ins=(x, before[-1]), params=params), i)
+            self.state.append(one if i == 0 else one.replace(op=CARRIED, ins=(x, before[-1]), params=params), i)
             before = (*before, piece)
-        self.at.count += 1
-        self.at.cut[out], self.at.pieces[out] = cut, before
+        self.state.cut[out], self.state.pieces[out] = cut, before
         return True
 
     def operands(self, v: Var, cut: Cut | Filled | None, eqn: Eqn) -> tuple[Var, ...]:
         """The operand of each part."""
         if cut is None:
-            return (self.at.whole(v, eqn),) * self.at.parts
-        return self.counts(v, cut, eqn) if isinstance(cut, Filled) else self.at.in_parts(v, cut, eqn)
+            return (self.state.whole(v, eqn),) * self.state.parts
+        return self.counts(v, cut, eqn) if isinstance(cut, Filled) else self.state.in_parts(v, cut, eqn)
 
     def counts(self, v: Var, filled: Filled, eqn: Eqn) -> tuple[Var, ...]:
         """The filled slots of each part, from the filled slots of the block."""
-        outs = [dataclasses.replace(v) for _ in range(self.at.parts)]
+        outs = [dataclasses.replace(v) for _ in range(self.state.parts)]
         for i, out in enumerate(outs):
             params = {"start": i * filled.size, "size": filled.size}
-            self.at.append(Eqn(FILLED_PART, (self.at.whole(v, eqn),), (out,), params, eqn.where, eqn.backward), i)
+            self.state.append(Eqn(FILLED_PART, (self.state.whole(v, eqn),), (out,), params, eqn.where, eqn.backward), i)
         return tuple(outs)
 
     def plan(self, eqn: Eqn) -> _Plan | None:
@@ -207,11 +207,11 @@ class Splitter:
         if op is None:
             return self.of_operation(eqn)
         x, (out,) = eqn.ins[0], eqn.outs
-        if x not in self.at.cut:
+        if x not in self.state.cut:
             return None
-        cut = self.at.cut[x]
+        cut = self.state.cut[x]
         result_cut = self.of_collective(op.padded if isinstance(op, RaggedAllToAll) else op, cut)
-        if result_cut is None or not self.at.divides(out, result_cut):
+        if result_cut is None or not self.state.divides(out, result_cut):
             return None
         counts = self.of_counts(eqn, op, cut, result_cut) if isinstance(op, RaggedAllToAll) else ()
         return None if counts is None else _Plan(((x, cut), *counts), (result_cut,), eqn.params)
@@ -223,15 +223,15 @@ class Splitter:
         x, sent, came = eqn.ins
         if before.dim == op.slots:
             slots = next(i for i, d in enumerate(x.dims) if d.name == op.slots)
-            size = self.at.program.local_shape(x)[slots] // self.at.parts
+            size = self.state.program.local_shape(x)[slots] // self.state.parts
             return None if before.chunks != 1 else ((sent, Filled(size)), (came, Filled(size)))
-        if before.dim not in op.cells or not self.at.divides(sent, before) or not self.at.divides(came, after):
+        if before.dim not in op.cells or not self.state.divides(sent, before) or not self.state.divides(came, after):
             return None
         return (sent, before), (came, after)
 
     def of_collective(self, op: Collective, cut: Cut) -> Cut | None:
         """The cut of a collective's result, given its operand's cut; None if it cannot run in parts."""
-        n, effect = self.at.program.mesh.count(op.axes), op.effect
+        n, effect = self.state.program.mesh.count(op.axes), op.effect
         if cut.dim == effect.joins:
             return Cut(cut.dim, cut.chunks * n)
         if cut.dim == effect.cuts:
@@ -250,17 +250,19 @@ class Splitter:
         ins, outs = _cuts(eqn.ins, labels.ins, *along), _cuts(eqn.outs, labels.outs, *along)
         if ins is None or outs is None or (None in outs and not sums_parts(eqn, op)):
             return None
-        if any(self.at.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
+        if any(self.state.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
             return None
         both = zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True)
-        if not all(cut is None or self.at.divides(v, cut) for v, cut in both):
+        if not all(cut is None or self.state.divides(v, cut) for v, cut in both):
             return None
         return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), outs)
 
     def along(self, eqn: Eqn) -> tuple[str, int] | None:
         """The label and chunks that all cut operands have; None if they differ, or if the rows of the label move."""
         labels, op = labels_of(eqn), cast(Op, eqn.op)
-        known = [(self.at.cut[v], names) for v, names in zip(eqn.ins, labels.ins, strict=True) if v in self.at.cut]
+        known = [
+            (self.state.cut[v], names) for v, names in zip(eqn.ins, labels.ins, strict=True) if v in self.state.cut
+        ]
         found = {(names[cut.dim], cut.chunks) for cut, names in known}
         (label, chunks), *others = found or {(None, 0)}
         if label is None or others:
@@ -271,12 +273,12 @@ class Splitter:
 
     def inner(self, eqn: Eqn) -> _Plan | None:
         """The plan of a reshape whose outer dim has one element per device; None for another equation."""
-        cut = self.at.cut.get(eqn.ins[0])
-        inner_dim = None if cut is None or cut.chunks != 1 else inner_cut(eqn, cut.dim, self.at.program.mesh)
+        cut = self.state.cut.get(eqn.ins[0])
+        inner_dim = None if cut is None or cut.chunks != 1 else inner_cut(eqn, cut.dim, self.state.program.mesh)
         if cut is None or inner_dim is None:
             return None
         after = Cut(inner_dim, 1)
-        if not self.at.divides(eqn.ins[0], cut) or not self.at.divides(eqn.outs[0], after):
+        if not self.state.divides(eqn.ins[0], cut) or not self.state.divides(eqn.outs[0], after):
             return None
         return self.checked(eqn, ((eqn.ins[0], cut),), (after,))
 
@@ -284,14 +286,14 @@ class Splitter:
         """The plan, if the operation's type rule accepts operands and results of a part's sizes; else None."""
         pairs = [*ins, *zip(eqn.outs, outs, strict=True)]
         new = {
-            d: Dim(d.name, d.size // self.at.parts)
+            d: Dim(d.name, d.size // self.state.parts)
             for v, cut in pairs
             if cut is not None
             for d in v.dims
             if d.name == cut.dim
         }
         params = params_with(eqn, new)
-        types = [Type(self.at.small(v, cut), v.dtype) for v, cut in pairs]
+        types = [Type(self.state.small(v, cut), v.dtype) for v, cut in pairs]
         try:
             fits = cast(Op, eqn.op).infer(types[: len(ins)], params) == tuple(types[len(ins) :])
         except (MeshdslError, KeyError, ValueError):

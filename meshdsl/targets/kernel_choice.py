@@ -65,7 +65,8 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
 
     >>> import numpy as np
     >>> from meshdsl.targets import target_named
-    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), 512)
+    >>> from meshdsl.ops.attention.names import Names
+    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), Names("head", "length", "length", "memory"))
     >>> print(choose(case, "auto", target_named("tpu")))
     pallas:512x512
     >>> choose(case, "auto", target_named("cpu"))
@@ -81,7 +82,8 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
         wrong = f"runs on {fused.platform}, not on {target.name}"
     if wrong:
         return AttentionKernel("blockwise" if asked == "auto" else "", asked, f"{fused.name} {wrong}")
-    sizes = (fused.block(case.queries, case.block), fused.block(case.keys, case.block)) if fused.block else (0, 0)
+    most = case.how.block
+    sizes = (fused.block(case.queries, most), fused.block(case.keys, most)) if fused.block else (0, 0)
     return AttentionKernel(fused.name, asked, "", *sizes, by=fused)
 
 
@@ -101,9 +103,7 @@ def case_of(program: Program, eqn: Eqn) -> Case:
         head=queries[how.over],
         value=program.local_shape(v)[v.dims.index(value)],
         dtype=q.dtype,
-        block=how.block,
-        extras=how.extras,
-        soft_cap=how.soft_cap is not None,
+        how=how,
         empty=0 in (*program.local_shape(q), *program.local_shape(v)),
         part=bool(split) or eqn.op not in (ATTENTION, ATTENTION_GRAD),
         padded=keys[how.keys] * program.mesh.count(split) > size[how.keys],

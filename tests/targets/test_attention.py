@@ -25,7 +25,8 @@ from meshdsl.targets.kernel_choice import choose, is_attention, with_kernels
 from meshdsl.targets.tpu import TPU, fused
 from tests.ops.test_attention import assert_close, random
 
-CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), 512)
+NAMES = Names("head", "length", "length", "memory")
+CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), NAMES)
 WHOLE = ((0, 256),)
 HALVES = (((128, 128), (384, 128)), ((0, 128), (256, 128)))  # in zigzag order: queries of device 1, keys of device 0
 ARRAYS: dict[str, dict[str, Any]] = {
@@ -67,7 +68,7 @@ def arrays(
         queries=queries,
         keys=keys,
         sees=Sees(causal, window, count or last, padded=count is not None),
-        how=Names("head", "length", "length", "memory", scale=0.3, soft_cap=soft_cap),
+        how=dataclasses.replace(NAMES, scale=0.3, soft_cap=soft_cap),
         batch=2,
         offset=None if offset is None else np.int32(offset),
         segments=ids if segments else None,
@@ -124,16 +125,20 @@ def kernels(program: md.Program) -> list[AttentionKernel]:
     return [eqn.params["kernel"] for eqn, _ in walk(program) if is_attention(eqn)]
 
 
+def named(**options: Any) -> Names:
+    return dataclasses.replace(NAMES, **options)
+
+
 CHOICES = [
     ({}, "auto", "tpu", "pallas:512x512", ""),
-    ({"block": 256}, "auto", "tpu", "pallas:256x256", ""),
+    ({"how": named(block=256)}, "auto", "tpu", "pallas:256x256", ""),
     ({"queries": 3 * 128, "keys": 5 * 128}, "auto", "tpu", "pallas:384x128", ""),
-    ({"extras": ("segments", "memory_segments", "offset")}, "pallas", "tpu", "pallas:512x512", ""),
+    ({"how": named(extras=("segments", "memory_segments", "offset"))}, "pallas", "tpu", "pallas:512x512", ""),
     ({}, "auto", "gpu", "cudnn", ""),
     ({}, "auto", "cpu", "blockwise", "no fused kernel for cpu"),
     ({}, "auto", "gpu of compute capability 7.0", "blockwise", "no fused kernel for gpu of compute capability 7.0"),
     ({}, "blockwise", "tpu", "blockwise", ""),
-    ({"extras": ("bias",)}, "auto", "tpu", "blockwise", "pallas takes no bias="),
+    ({"how": named(extras=("bias",))}, "auto", "tpu", "blockwise", "pallas takes no bias="),
     ({"queries": 0}, "auto", "tpu", "blockwise", "pallas takes queries with positions"),
     ({"keys": 1000}, "auto", "tpu", "blockwise", "pallas takes multiples of 128 keys, not 1000"),
     ({"head": 20}, "auto", "tpu", "blockwise", "pallas takes heads of multiples of 16 up to 256, not 20"),
@@ -142,9 +147,9 @@ CHOICES = [
     ({"keys": 1000}, "pallas", "tpu", "", "pallas takes multiples of 128 keys, not 1000"),
     ({}, "pallas", "cpu", "", "pallas runs on tpu, not on cpu"),
     ({"part": True}, "auto", "gpu", "blockwise", "cudnn is not used on a part of the keys"),
-    ({"extras": ("bias",)}, "auto", "gpu", "blockwise", "cudnn is not used with bias="),
-    ({"soft_cap": True}, "auto", "tpu", "pallas:512x512", ""),
-    ({"soft_cap": True}, "auto", "gpu", "blockwise",
+    ({"how": named(extras=("bias",))}, "auto", "gpu", "blockwise", "cudnn is not used with bias="),
+    ({"how": named(soft_cap=1.0)}, "auto", "tpu", "pallas:512x512", ""),
+    ({"how": named(soft_cap=1.0)}, "auto", "gpu", "blockwise",
      "cudnn is not used with soft_cap=, which JAX's function does not take"),
     ({"ahead": True}, "auto", "gpu", "blockwise", "cudnn takes a window only with causal=True"),
     ({"apart": True}, "cudnn", "gpu", "", "cudnn takes queries and keys of equal positions, without padding"),

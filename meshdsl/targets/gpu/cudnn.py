@@ -78,9 +78,9 @@ def _restored(x: Arrays, y: Any) -> Any:
 
 def _refusal(case: Case, capability: float) -> str:
     largest = max((head for least, head in HEADS.items() if capability >= least), default=0)
-    if case.extras:
-        return f"is not used with {case.extras[0]}="
-    if case.soft_cap:
+    if case.how.extras:
+        return f"is not used with {case.how.extras[0]}="
+    if case.how.soft_cap:
         return "is not used with soft_cap=, which JAX's function does not take"
     if case.part:
         return "is not used on a part of the keys"
