@@ -11,7 +11,6 @@ import contextlib
 import functools
 import inspect
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,10 +21,11 @@ from ..cost.report.files import write_text
 from ..errors import LayoutError, nearest
 from ..errors.markup import page_part
 from ..errors.no_effect import NoEffectError, no_effect, reported, warn_dropped
+from ..errors.values import load_toml, parse_toml, to_toml
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, STEPS, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KERNELS, KNOBS, check_choice, check_count, check_remat, check_unroll, toml
+from .knobs import KERNELS, KNOBS, also_named, check_choice, check_count, check_remat, short_named
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -48,8 +48,9 @@ class Plan:
     devices. `remat` is what a backward pass recomputes instead of storing it: "none"; "full", everything inside a
     layer; "offload", the same, with the layers' inputs in the host's memory; "products", all but the results of
     products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as the model says. `microbatches` is the
-    number of parts into which a step divides the batch, computed one at a time. `chunks` is the number of blocks of
-    layers of each pipeline stage. `attention_kernel` and `unroll` are those of `md.compile`, and so is `steps`.
+    number of parts into which a step divides the batch, computed one at a time. `interleave` is the number of blocks of
+    layers of each pipeline stage. `attention_kernel` and `unroll` are those of `md.compile`, and so is
+    `collective_steps`. The short names `chunks` and `steps` of these two are equal to them.
     `machine` decides what "auto" leaves open, and the order of an overlap plan.
 
     Raises `LayoutError` for values that are not available, and `md.NoEffectError` for a machine that decides nothing;
@@ -68,6 +69,7 @@ class Plan:
     machine: str | None
     chunks: int
 
+    @also_named
     def __init__(
         self,
         mesh: MeshLike = "",
@@ -92,7 +94,7 @@ class Plan:
             "microbatches": check_count("microbatches", microbatches, "a step divides its batch into 1 part or more"),
             "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
             "attention_kernel": check_choice("attention_kernel", attention_kernel, KERNELS),
-            "unroll": check_unroll(unroll),
+            "unroll": check_choice("unroll", unroll, (False, True)),
             "steps": check_choice("steps", steps, STEPS),
             "machine": machine,
             "chunks": check_count("chunks", chunks, "a pipeline stage has 1 block of layers or more"),
@@ -108,6 +110,16 @@ class Plan:
             object.__setattr__(self, "machine", None)
 
     @property
+    def collective_steps(self) -> str:
+        """`steps` under its longer name."""
+        return self.steps
+
+    @property
+    def interleave(self) -> int:
+        """`chunks` under its longer name."""
+        return self.chunks
+
+    @property
     def needs_machine(self) -> bool:
         """True if a machine decides part of the plan: the weight update "auto", an overlap, or steps "always"."""
         return self.weight_update.mode == "auto" or self.overlap.mode != "none" or self.steps == "always"
@@ -120,7 +132,7 @@ class Plan:
 
     def replace(self, **changes: Any) -> Plan:
         """A copy with other values of these knobs; the machine is dropped if nothing is left for it to decide."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)} | changes
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | short_named(changes)
         machine = values.pop("machine")
         plan = Plan(**values)
         return Plan(**values, machine=machine) if "machine" in changes or plan.may_use_machine else plan
@@ -154,7 +166,7 @@ class Plan:
 
     def to_toml(self) -> str:
         """The plan as TOML, which `Plan.from_toml` reads."""
-        return "".join(f"{name} = {toml(value)}\n" for name, value in self.to_dict().items())
+        return "".join(f"{name} = {to_toml(value)}\n" for name, value in self.to_dict().items())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a TOML file."""
@@ -166,16 +178,12 @@ class Plan:
 
         `strict` is that of `load`.
         """
-        try:
-            document = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise LayoutError(f"the plan is not TOML: {error}") from None
-        return Plan.from_dict(document, strict=strict)
+        return Plan.from_dict(parse_toml(text, "the plan", LayoutError), strict=strict)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], *, strict: bool = True) -> Plan:
         """The plan of these values, as `to_dict` returns them; `strict` is that of `load`."""
-        known = {knob.name: knob for knob in KNOBS}
+        known, values = {knob.name: knob for knob in KNOBS}, short_named(values)
         unknown = [f"a plan has no key {name!r}; {nearest(name, known)}" for name in values if name not in known]
         if unknown:
             raise LayoutError("\n".join(unknown))
@@ -190,11 +198,9 @@ class Plan:
 
         With `strict=False`, what has no effect in the plan is dropped with a `md.NoEffectWarning`.
         """
+        values = load_toml(Path(path), "the plan", LayoutError)
         try:
-            return Plan.from_toml(Path(path).read_text(encoding="utf-8"), strict=strict)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise LayoutError(f"the plan {os.fspath(path)} cannot be read: {reason}") from None
+            return Plan.from_dict(values, strict=strict)
         except LayoutError as error:
             raise type(error)(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
 

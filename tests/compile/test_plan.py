@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 from pathlib import Path
 from typing import Any
@@ -72,19 +73,22 @@ def test_plan_diff_names_the_knobs_that_differ(seed: int):
         ("mesh = ", "not TOML"),
         ("mush = 'rows:2'", "no key 'mush'; did you mean 'mesh'"),
         ("microbatches = 0", "1 part or more"),
-        ("unroll = 2", "True) or not"),
+        ("unroll = 2", "unroll must be true or false, got 2"),
         ("steps = 'two'", "steps='two' is not available; there are: 'auto', 'flat', 'always'"),
-        ("microbatches = 'two'", "1 part or more"),
+        ("microbatches = 'two'", "microbatches must be an integer, got 'two'"),
         ("remat = 'everything'", "not available"),
-        ("remat = 1", "is a text"),
-        ("overlap = { mode = 'halves', part = 2 }", "no key 'overlap.part'; did you mean 'parts'"),
-        ("weight_update = 3", "a text or a table"),
-        ("layout = { overrides = { w = 1 } }", "is a text"),
+        ("remat = 1", "remat must be text, got 1"),
+        ("overlap = { mode = 'halves', part = 2 }", "overlap.part: unknown key; did you mean 'parts'"),
+        ("weight_update = 3", "weight_update must be a table, got 3"),
+        ("layout = { overrides = { w = 1 } }", "layout.overrides.w must be text, got 1"),
         ("machine = 'tpu-v5e'", "decides nothing"),
-        ("mesh = { axes = 'rows:2', device_order = 'x' }", "a list of device ids"),
-        ("overlap = { mode = 5 }", "overlap.mode of a plan is a text; got 5"),
-        ("weight_update = { mode = 'sharded', bucket_bytes = 'x' }", "is a number"),
-        ("weight_update = { mode = 'sharded', regather = 3 }", "is true or false"),
+        (
+            "mesh = { axes = 'rows:2', device_order = 'x' }",
+            "mesh.device_order must be a list, each an integer, got 'x'",
+        ),
+        ("overlap = { mode = 5 }", "overlap.mode must be text, got 5"),
+        ("weight_update = { mode = 'sharded', bucket_bytes = 'x' }", "bucket_bytes must be a number, got 'x'"),
+        ("weight_update = { mode = 'sharded', regather = 3 }", "regather must be true or false, got 3"),
     ],
 )
 def test_plan_file_errors_name_the_key(text: str, says: str, tmp_path: Path):
@@ -211,3 +215,23 @@ def test_plans_change_no_result(workload: md.Workload):
         found = stepped(workload, md.Plan("rows:2 cols:2", rules, **knobs))
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=str(knobs))
+
+
+def test_a_knob_has_its_longer_name_too():
+    plan = md.Plan("node:2", "", collective_steps="flat", interleave=2)
+    assert (
+        plan
+        == md.Plan("node:2", "", steps="flat", chunks=2)
+        == md.Plan("node:2").replace(collective_steps="flat", interleave=2)
+    )
+    assert (plan.collective_steps, plan.interleave) == ("flat", 2)
+    assert md.Plan.from_toml("mesh = 'node:2'\ninterleave = 2\ncollective_steps = 'flat'") == plan
+    for both in (lambda: md.Plan(chunks=2, interleave=2), lambda: plan.replace(chunks=2, interleave=2)):
+        with pytest.raises(md.LayoutError, match="interleave and chunks are one knob"):
+            both()
+    names = inspect.signature(md.compile).parameters
+    assert {"collective_steps", "interleave"} <= names.keys() and not {"steps", "chunks"} & names.keys()
+    x = md.spec("batch:64 io:65536")
+    compiled = md.compile(lambda x: md.sum(x, "batch"), "node:4 gpu:8", "batch:node", collective_steps="flat")
+    assert compiled.plan.steps == "flat" and compiled.program(x).collectives
+    assert "collective_steps" not in str(md.search(lambda x: md.sum(x, "batch"), x, mesh="a:2", knobs="interleave"))
