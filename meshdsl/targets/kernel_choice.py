@@ -95,7 +95,6 @@ def case_of(program: Program, eqn: Eqn) -> Case:
     runs = 2 if eqn.params.get("zigzag") else 1  # of consecutive positions
     split = k.sharding.axes(how.keys)
     size = {d.name: d.size for d in (*q.dims, *k.dims)}
-    positions = eqn.params["causal"] or eqn.params["window"] is not None
     value = value_dim(k.dims, v.dims, how)
     return Case(
         queries=queries.get(how.length, 0) // runs,
@@ -107,6 +106,6 @@ def case_of(program: Program, eqn: Eqn) -> Case:
         empty=0 in (*program.local_shape(q), *program.local_shape(v)),
         part=bool(split) or eqn.op not in (ATTENTION, ATTENTION_GRAD),
         padded=keys[how.keys] * program.mesh.count(split) > size[how.keys],
-        ahead=eqn.params["window"] is not None and not eqn.params["causal"],
-        apart=positions and queries.get(how.length) != keys[how.keys],
+        ahead=how.window is not None and not how.causal,
+        apart=how.compares and queries.get(how.length) != keys[how.keys],
     )

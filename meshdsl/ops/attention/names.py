@@ -30,7 +30,19 @@ class Names:
     block: int = 512  # queries, and keys, whose scores are stored at once
     method: str = "auto"
     soft_cap: float | None = None  # scores s become soft_cap * tanh(s / soft_cap)
+    causal: bool = False
+    window: int | None = None
     wide: bool = False  # results in at least float32, because others are added to them
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a printed program and a kernel's form show of it."""
+        return {"causal": self.causal, "window": self.window}
+
+    @property
+    def compares(self) -> bool:
+        """True if the positions of queries and keys decide who sees whom."""
+        return self.causal or self.window is not None
 
     def roles(self, ins: Sequence[Any]) -> dict[str, Any]:
         """The operands by name: q, k, v, the extras, and those of the gradient."""

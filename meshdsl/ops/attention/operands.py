@@ -90,8 +90,6 @@ class Canonical:
 
     def operands(
         self,
-        causal: bool,
-        window: int | None,
         queries: tuple[Span, ...] = (),
         keys: tuple[Span, ...] = (),
         stored: int | None = None,
@@ -120,7 +118,7 @@ class Canonical:
             queries=queries or (self.queries,),
             keys=keys,
             how=self.how,
-            sees=Sees(causal, window, self.keys.size, stored > self.keys.size),
+            sees=Sees(self.how.causal, self.how.window, self.keys.size, stored > self.keys.size),
             batch=len(self.batch),
             offset=self.arrays.get("offset"),
             bias=bias,

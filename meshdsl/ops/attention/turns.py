@@ -47,8 +47,6 @@ def _operands(
     turn: Any,
     *,
     how: Names,
-    causal: bool,
-    window: int | None,
     axes: Axes,
     zigzag: bool | None,
     turns: int,
@@ -60,7 +58,7 @@ def _operands(
     size = form.blocks["k"].size(form.keys)
     queries = _spans(c, own, form.blocks["q"].size(form.length), axes, bool(zigzag))
     keys = _spans(c, (own - turn) % n, size, axes, bool(zigzag))
-    return form, form.operands(causal, window, queries, keys, n * size)
+    return form, form.operands(queries, keys, n * size)
 
 
 def _kernel(c: Local, *ins: Any, **params: Any) -> Any:
@@ -95,8 +93,6 @@ def _pairs(
     ins: Any,
     shapes: Any,
     how: Names,
-    causal: bool,
-    window: int | None,
     zigzag: bool | None,
     turns: int,
     blocks: Any = None,
@@ -110,8 +106,8 @@ def _pairs(
     length = next(d.size for d in shapes[0] if d.name == how.length)
     memory = next(d.size for d in shapes[1] if d.name == how.keys)
     if zigzag:
-        return pairs_seen(0, length, memory, causal, window, blocks) / turns**2
-    return pairs_seen(max(0, length - queries), queries, memory, causal, window, blocks) / turns
+        return pairs_seen(0, length, memory, how.causal, how.window, blocks) / turns**2
+    return pairs_seen(max(0, length - queries), queries, memory, how.causal, how.window, blocks) / turns
 
 
 def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int], counts: tuple[int, int]) -> Op:
@@ -148,17 +144,15 @@ ATTENTION_TURN = _turn("attention_turn", _kernel, lambda how: 2, (1, 1))
 ATTENTION_TURN_GRAD = _turn("attention_turn_grad", _grad_kernel, _cotangents, (3, 2))
 
 
-def _part_type(*types: Type, how: Names, parts: Dim, **params: Any) -> tuple[Type, ...]:
-    return tuple(Type((*t.dims, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how, **params}))
+def _part_type(*types: Type, how: Names, parts: Dim, **_: Any) -> tuple[Type, ...]:
+    return tuple(Type((*t.dims, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how}))
 
 
-def _part_kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, parts: Dim, kernel: AttentionKernel | None = None
-) -> Any:
+def _part_kernel(c: Local, *ins: Any, how: Names, parts: Dim, kernel: AttentionKernel | None = None) -> Any:
     """The attention to the device's own keys, as the one element of the dim `parts` that it stores."""
     form = Canonical.of(c, how, ins, kernel)
     blocks = [dataclasses.replace(b, dims=b.dims[:-1], sizes=b.sizes[:-1], axes=b.axes[:-1]) for b in c.outs]
-    return tuple(x[..., None] for x in form.results(form.operands(causal, window), blocks))
+    return tuple(x[..., None] for x in form.results(form.operands(), blocks))
 
 
 def part_shardings(eqn: Eqn) -> list[Sharding]:
