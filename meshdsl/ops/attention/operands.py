@@ -88,23 +88,17 @@ class Canonical:
         order = [kept.index(name) for name in stored]
         return x if order == sorted(order) else self.c.xp.transpose(x, order)
 
-    def operands(
-        self,
-        queries: tuple[Span, ...] = (),
-        keys: tuple[Span, ...] = (),
-        stored: int | None = None,
-    ) -> Arrays:
-        """The operands of the computation.
+    @property
+    def evaluator(self) -> Any:
+        """What computes it: `forward` and `backward` of `Arrays`."""
+        return in_numpy if self.c.xp is NumPy else self.kernel.by or blockwise
 
-        `queries` and `keys` are the positions of the blocks, if they are not the device's own; `stored` is then the
-        number of keys of all devices, padding included.
-        """
+    def operands(self, queries: tuple[Span, ...] = (), keys: tuple[Span, ...] = ()) -> Arrays:
+        """The operands of the computation; with the positions of blocks that are not the device's own."""
         block = self.blocks["k"]
-        own = Span(self.c.start(block, self.keys), block.size(self.keys))
-        keys = keys or (own,)
-        stored = stored or self.stored_keys
+        keys = keys or (Span(self.c.start(block, self.keys), block.size(self.keys)),)
         bias, mask = (
-            None if x is None else self.at_keys(x, keys, stored)
+            None if x is None else self.at_keys(x, keys)
             for x in (self.arranged(role, self.length, self.memory) for role in ("bias", "mask"))
         )
         segments = None
@@ -118,7 +112,7 @@ class Canonical:
             queries=queries or (self.queries,),
             keys=keys,
             how=self.how,
-            sees=Sees(self.how.causal, self.how.window, self.keys.size, stored > self.keys.size),
+            sees=Sees(self.how.causal, self.how.window, self.keys.size, self.stored_keys > self.keys.size),
             batch=len(self.batch),
             offset=self.arrays.get("offset"),
             bias=bias,
@@ -127,23 +121,23 @@ class Canonical:
             kernel=self.kernel,
         )
 
-    def at_keys(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
+    def at_keys(self, x: Any, keys: tuple[Span, ...]) -> Any:
         """The columns of an array of scores at these keys; the array has those of all keys, maybe padded otherwise."""
         if x.shape[-1] == 1:
             return x
-        x = self.with_columns(x, stored)
-        if len(keys) == 1 and keys[0].size == stored:
+        x = self.with_columns(x, self.stored_keys)
+        if len(keys) == 1 and keys[0].size == self.stored_keys:
             return x
         axis = x.ndim - 1
         parts = [self.c.xp.dynamic_slice(x, span.start, span.size, axis) for span in keys]
         return parts[0] if len(parts) == 1 else self.c.xp.concatenate(parts, axis)
 
-    def spread(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
+    def spread(self, x: Any, keys: tuple[Span, ...]) -> Any:
         """An array of scores with these columns in their places among all keys."""
-        if len(keys) == 1 and keys[0].size == stored:
+        if len(keys) == 1 and keys[0].size == self.stored_keys:
             return x
         axis, done = x.ndim - 1, 0
-        full = self.c.xp.zeros((*x.shape[:axis], stored), x.dtype)
+        full = self.c.xp.zeros((*x.shape[:axis], self.stored_keys), x.dtype)
         for span in keys:
             full = self.c.xp.dynamic_update(full, x[..., done : done + span.size], span.start, axis)
             done += span.size
@@ -163,37 +157,24 @@ class Canonical:
 
     def results(self, arrays: Arrays, outs: Sequence[Block]) -> tuple[Any, Any]:
         """The results of an attention as the device stores them, and the logarithm of each query's sum."""
-        if self.c.xp is NumPy:
-            out, lse = in_numpy.forward(arrays)
-        else:
-            by = self.kernel.by
-            out, lse = blockwise.forward(arrays) if by is None else by.forward(arrays)
+        out, lse = self.evaluator.forward(arrays)
         result = self.restored(out, (*self.rest, self.length, self.value), outs[0])
         return result, self.restored(lse, (*self.rest, self.length), outs[1])
 
     def cotangents(self, arrays: Arrays) -> list[Any]:
-        """The cotangents of q, k, v and the bias as the device stores them, in the wide dtype; the bias's at the keys
-        of `arrays`."""
+        """The cotangents of q, k, v and the bias as the device stores them, in the wide dtype; that of the bias is zero
+        at keys that `arrays` lacks."""
         out, ct = (self.arranged(role, self.length, self.value) for role in ("out", "ct"))
         lse, lse_ct = (self.arranged(role, self.length) for role in ("lse", "lse_ct"))
-        if self.c.xp is NumPy:
-            compute = in_numpy.backward
-        else:
-            compute = blockwise.backward if self.kernel.by is None else self.kernel.by.backward
-        dq, dk, dv, db = compute(arrays, out, lse, ct, lse_ct)
+        dq, dk, dv, db = self.evaluator.backward(arrays, out, lse, ct, lse_ct)
         cotangents = [
             self.restored(dq, (*self.rest, self.length, self.head), self.blocks["q"]),
             self.restored(dk, (*self.batch, self.keys, self.head), self.blocks["k"]),
             self.restored(dv, (*self.batch, self.keys, self.value), self.blocks["v"]),
         ]
-        return cotangents if db is None else [*cotangents, db]
-
-    def bias_cotangent(self, db: Any, keys: tuple[Span, ...], stored: int) -> Any:
-        """The cotangent of the bias as the device stores it, from that at these keys; it is zero at other keys.
-
-        `stored` is the number of keys of all devices, padding included.
-        """
+        if db is None:
+            return cotangents
         block = self.blocks["bias"]
         if self.memory in block.dims:
-            db = self.with_columns(self.spread(db, keys, stored), block.size(self.memory))
-        return self.restored(db, (*self.rest, self.length, self.memory), block)
+            db = self.with_columns(self.spread(db, arrays.keys), block.size(self.memory))
+        return [*cotangents, self.restored(db, (*self.rest, self.length, self.memory), block)]

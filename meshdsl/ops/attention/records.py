@@ -51,10 +51,7 @@ def _kernel(c: Local, *ins: Any, how: Names, kernel: AttentionKernel | None = No
 
 def _grad_kernel(c: Local, *ins: Any, how: Names, kernel: AttentionKernel | None = None) -> Any:
     form = Canonical.of(c, how, ins, kernel)
-    arrays = form.operands()
-    gradients = form.cotangents(arrays)
-    if len(gradients) > 3:
-        gradients[3] = form.bias_cotangent(gradients[3], arrays.keys, form.stored_keys)
+    gradients = form.cotangents(form.operands())
     dtypes = [form.arrays[role].dtype for role in MOVING if role in form.arrays]
     return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(gradients, dtypes, strict=True))
 

@@ -58,7 +58,7 @@ def _operands(
     size = form.blocks["k"].size(form.keys)
     queries = _spans(c, own, form.blocks["q"].size(form.length), axes, bool(zigzag))
     keys = _spans(c, (own - turn) % n, size, axes, bool(zigzag))
-    return form, form.operands(queries, keys, n * size)
+    return form, form.operands(queries, keys)
 
 
 def _kernel(c: Local, *ins: Any, **params: Any) -> Any:
@@ -78,15 +78,11 @@ def _merged(c: Local, out: Any, lse: Any, more: Any, lse_more: Any) -> tuple[Any
     return out * left + more * right, c.xp.where(total == 0, -np.inf, top + c.xp.log(some))
 
 
-def _grad_kernel(c: Local, *ins: Any, axes: Axes, **params: Any) -> Any:
+def _grad_kernel(c: Local, *ins: Any, **params: Any) -> Any:
     n = len(c.outs) + 1
     operands, sums, turn = ins[:-n], ins[-n:-1], ins[-1]
-    form, arrays = _operands(c, operands, turn, axes=axes, **params)
-    cotangents = form.cotangents(arrays)
-    if len(cotangents) > 3:
-        stored = form.blocks["k"].size(form.keys) * c.count(axes)
-        cotangents[3] = form.bias_cotangent(cotangents[3], arrays.keys, stored)
-    return tuple(x + y for x, y in zip(sums, cotangents, strict=True))
+    form, arrays = _operands(c, operands, turn, **params)
+    return tuple(x + y for x, y in zip(sums, form.cotangents(arrays), strict=True))
 
 
 def _pairs(
