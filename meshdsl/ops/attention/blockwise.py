@@ -70,6 +70,13 @@ def _padded(x: Any, axis: int, size: int) -> Any:
     return jnp.pad(x, [(0, missing if i == axis % x.ndim else 0) for i in range(x.ndim)])
 
 
+def _block(x: Any, i: Any, size: int, count: int, axis: int) -> Any:
+    """Block i of `count` along an axis; all of it if there is one block, or one element, which is broadcast."""
+    if count == 1 or x.shape[axis] == 1:
+        return x
+    return lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size, x.ndim + axis)
+
+
 class _Tiles:
     """The operands cut into blocks of queries and of keys; `scores` computes those of one pair of blocks."""
 
@@ -89,25 +96,19 @@ class _Tiles:
         return _padded(_padded(x, -2, size_q), -1, size_k)
 
     def rows(self, x: Any, i: Any) -> Any:
-        """Block i of the queries' axis, which is the last but one; all of it if there is one block."""
-        return x if self.nq == 1 else lax.dynamic_slice_in_dim(x, i * self.bq, self.bq, x.ndim - 2)
+        """Block i of the queries, on the last axis but one."""
+        return _block(x, i, self.bq, self.nq, -2)
 
-    def cols(self, x: Any, j: Any) -> Any:
+    def cols(self, x: Any, j: Any, axis: int = -2) -> Any:
         """Block j of the keys, on the last axis but one."""
-        return x if self.nk == 1 else lax.dynamic_slice_in_dim(x, j * self.bk, self.bk, x.ndim - 2)
+        return _block(x, j, self.bk, self.nk, axis)
 
     def pair(self, x: Any, i: Any, j: Any) -> Any:
         """The scores' array at a pair of blocks; an axis of size 1 is broadcast over queries or keys."""
-        if self.nq > 1 and x.shape[-2] > 1:
-            x = lax.dynamic_slice_in_dim(x, i * self.bq, self.bq, x.ndim - 2)
-        if self.nk > 1 and x.shape[-1] > 1:
-            x = lax.dynamic_slice_in_dim(x, j * self.bk, self.bk, x.ndim - 1)
-        return x
+        return self.cols(self.rows(x, i), j, -1)
 
     def places(self, i: Any, j: Any) -> tuple[Any, Any]:
-        q = self.at_q if self.nq == 1 else lax.dynamic_slice_in_dim(jnp.asarray(self.at_q), i * self.bq, self.bq)
-        k = self.at_k if self.nk == 1 else lax.dynamic_slice_in_dim(jnp.asarray(self.at_k), j * self.bk, self.bk)
-        return q, k
+        return _block(self.at_q, i, self.bq, self.nq, -1), self.cols(self.at_k, j, -1)
 
     def scores(self, q: Any, k: Any, i: Any, j: Any) -> tuple[Any, Any]:
         """The scores of a pair of blocks, -inf where a query does not see a key, and the derivative of their cap."""
