@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import os
 import re
 import signal
@@ -155,6 +156,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
     import jax
 
     from ...train import Progress, train
+    from ...train.peers import Peers
 
     chosen, is_first = settings.train, jax.process_index() == 0
     progress = Progress(chosen.steps, "train")
@@ -184,9 +186,19 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             optimizer_changed=options.optimizer_changed,
         )
         stack.enter_context(contextlib.closing(records))
+        peers = None
+        if devices.is_one_of_several():
+            peers = stack.enter_context(Peers(report, devices.host_of(options.coordinator)))
+            peers.agree("their settings", _what_runs(settings, options))
         with _workload_errors(settings), _device_errors():
             has_settings = not is_first
             for record in records:
+                if peers is not None:
+                    peers.note(record)
+                    if record["event"] in ("start", "resume"):
+                        peers.agree(f"what they {record['event']}", record)
+                    if "digests" in record:
+                        peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
                 files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
                 if record["event"] == "save" and not has_settings:
                     has_settings = True
@@ -201,6 +213,19 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
     if problems:
         raise problems[0]
     return OK
+
+
+def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """What all processes of a run must have in common."""
+    from ...train.peers import versions
+
+    def flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            yield from flat(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
+
+    file = Path(options.workload.rpartition(":")[0] or options.workload)
+    source = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
+    return {**dict(flat(settings.to_dict())), "the workload's file": source, **versions()}
 
 
 def _peak_seconds(settings: Any, plan: Any) -> float | None:
