@@ -29,8 +29,8 @@ from ..errors.units import show_bytes
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..targets import MemoryRules
-from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
-from ..targets.scores import names
+from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
+from .scores import names
 
 Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
 CATEGORIES = (

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from ..cost.fusion import holders
 from ..errors.deadline import check_deadline
-from ..targets.fusion import holders
 from .tasks import Task, Tasks
 
 Ready = tuple[float, int, Task]  # minus its priority, and a number that breaks ties

@@ -10,6 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.control.host import FETCH, OFFLOAD
+from meshdsl.cost.fusion import Kernel, Send, Wait
 from meshdsl.cost.lanes import COMPUTE, LaneSchedule
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import place
@@ -21,7 +22,6 @@ from meshdsl.overlap.insertion import improved_schedule, insertion_moves
 from meshdsl.overlap.insertion import length as length_of
 from meshdsl.overlap.list_schedule import list_schedule
 from meshdsl.overlap.tasks import Task, Tasks, ordered, tasks_of
-from meshdsl.targets.fusion import Kernel, Send, Wait
 from tests.lowering.programs import draw
 
 MACHINE = dataclasses.replace(md.machine("a100-p4de:compiled"), overlap_slowdown=1.0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import meshdsl as md
-from meshdsl.cost.report.compare import Comparison, compare
-from meshdsl.cost.report.differences import changes, sendings
+from meshdsl.cost.report.compare import Comparison, changes, compare, sendings
 from meshdsl.cost.report.report import Report
 from meshdsl.cost.report.tables import WIDTH
 

@@ -8,7 +8,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.report import explain
-from meshdsl.cost.report.layout_edits import LayoutEdit, dims, edits_text, layout_edits, options
+from meshdsl.cost.report.explain import LayoutEdit, dims, edits_text, layout_edits, options
 from meshdsl.cost.report.report import Report
 from meshdsl.cost.report.tables import WIDTH
 

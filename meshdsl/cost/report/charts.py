@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors.units import number, percent, seconds, show_bytes
-from ...targets.fusion import Kernel
+from ..fusion import Kernel
 from ..lanes import COMPUTE
 from ..memory import CATEGORIES, Moment
 from .report import PARTS, Report

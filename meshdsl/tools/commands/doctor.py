@@ -176,7 +176,7 @@ def profile(options: argparse.Namespace) -> int:
     """
     import jax
 
-    from ...cost.report.files import write_text
+    from ...errors.files import write_text
     from ..compilers.bench import QUICK, BenchPlan
     from ..compilers.profiler import measure
 

@@ -108,7 +108,6 @@ def _check(options: argparse.Namespace, plan: Any) -> None:
 def _explain(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
     """Explain one collective, one dim or all dims, with the cost of every layout that differs in one dim."""
     from ...cost.report import explain
-    from ...cost.report.layout_edits import edits_text, layout_edits
     from ...train import Progress
 
     title = step_title(options, workload)
@@ -125,7 +124,7 @@ def _explain(options: argparse.Namespace, workload: Any, compiled: Any, argument
             bar.total = of
             bar.update(done)
 
-        edits = layout_edits(report, recost, changed_dims or None, progress)
+        edits = explain.layout_edits(report, recost, changed_dims or None, progress)
     if options.json:
         print_json({"command": "explain", **explain.to_dict(report, numbers, edits)})
         return exit_code(report)
@@ -134,6 +133,6 @@ def _explain(options: argparse.Namespace, workload: Any, compiled: Any, argument
     elif numbers:
         texts = [explain.collective_text(report, number, edits) for number in numbers]
     else:
-        texts = [edits_text(edits, top=40)]
+        texts = [explain.edits_text(edits, top=40)]
     print("\n\n".join([explain.binding_text(report), *texts]))
     return exit_code(report)

@@ -20,7 +20,7 @@ import numpy as np
 from ...cost.machine import users_folders
 from ...cost.machine_file import MachineError
 from ...cost.network import KINDS, monotone
-from ...cost.report.files import write_text
+from ...errors.files import write_text
 from .bench import (
     QUICK,
     Bench,
