@@ -1,4 +1,5 @@
-"""Predicted step time and exposed communication of GPT2-S-MoE and GPT2-L-MoE for every `--overlap`, as JSON lines.
+"""Predicted step time and exposed communication of GPT2-S-MoE and GPT2-L-MoE for every `--overlap`, as JSON lines;
+also for what Lancet compares itself with (`benchmarks.overlap_baselines`).
 
 The setting is that of Lancet's evaluation (Jiang et al., 2024, section 7): length 512, two experts per device, experts
 in every second layer, capacity factor 1, SGD with momentum. The batch per device is 24 (S) and 48 (L) on A100, and 16
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import meshdsl as md
+from benchmarks.overlap_baselines import BASELINES, planned
 from meshdsl.models.gpt_moe import gpt2_moe, gpt2_moe_large
 
 MODELS = {"S": gpt2_moe, "L": gpt2_moe_large}
@@ -53,19 +55,26 @@ def row(
     if one_group:
         model = model.replace(sequences=BATCH[size, machine])
     start = time.process_time()
+    plain = mode in ("none", "unrolled", *BASELINES)
     step = md.compile(
         model.train_step(),
         f"rows:{devices}",
         "batch:rows; group:rows; expert:rows",
         donate=(0, 1),
-        overlap="none" if mode == "unrolled" else mode,
+        overlap="none" if plain else mode,
         unroll=mode == "unrolled",
-        machine=None if mode in ("none", "unrolled") else f"{machine}:compiled",
+        machine=None if plain else f"{machine}:compiled",
     )
     report = step.cost(*model.specs(), machine=f"{machine}:compiled")
+    chosen = step.overlap.chosen
+    if mode in BASELINES:
+        program, donated = step.program(*model.specs()), step.donated(*model.specs())
+        places = [program.ins.index(v) for v in donated]
+        report = planned(mode, program, md.machine(f"{machine}:compiled"), donated=places)[1].after
+        chosen = report.name
     return {
         "size": size, "machine": machine, "devices": devices, "router": router, "exchange": exchange, "overlap": mode,
-        "chosen": step.overlap.chosen, "step_ms": round(report.seconds * 1e3, 2),
+        "chosen": chosen, "step_ms": round(report.seconds * 1e3, 2),
         "exposed_ms": round(report.exposed * 1e3, 2), "peak_gb": round(report.peak_bytes / 1e9, 2),
         "planning_cpu_s": round(time.process_time() - start, 1),
     }  # fmt: skip

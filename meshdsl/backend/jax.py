@@ -88,11 +88,6 @@ class JaxFunctions:
         return io_callback(function, jax.ShapeDtypeStruct((), np.bool_), *jax.tree.map(lax.stop_gradient, xs))
 
     @staticmethod
-    def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
-        """Sort all keys in ascending order of the first, then the second, ...; NaN last, -0 equal to 0. Not stable."""
-        return tuple(lax.sort(keys, dimension=axis, is_stable=False, num_keys=len(keys)))
-
-    @staticmethod
     def top_k(x: Any, k: int) -> Any:
         """The k largest elements along the last axis and their indices; NaN first, ties in index order."""
         if jnp.issubdtype(x.dtype, jnp.floating):  # lax.top_k orders negative NaN below -inf

@@ -160,11 +160,6 @@ class _NumPy:
         return np.argsort(_wide(x), axis=axis, kind="stable")
 
     @staticmethod
-    def sort_by(keys: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
-        order = np.lexsort(tuple(_wide(key) for key in reversed(keys)), axis=axis)
-        return tuple(np.take_along_axis(key, order, axis) for key in keys)
-
-    @staticmethod
     def top_k(x: Any, k: int) -> Any:
         index = np.argsort(~_total_order(x), axis=-1, kind="stable")[..., :k]
         return np.take_along_axis(x, index, axis=-1), index.astype(np.int32)

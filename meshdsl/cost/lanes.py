@@ -6,7 +6,7 @@ A loop is never unrolled: its body is timed once, and the loop is one item among
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -90,7 +90,7 @@ class LaneSpan:
 
 
 @dataclass(eq=False)
-class _Item:
+class LaneItem:
     """A step and the lanes it occupies: `work` seconds without slowdown, of which the fraction `share` is compute."""
 
     step: Step
@@ -102,7 +102,7 @@ class _Item:
     inner: LaneSpan | None = None  # for a loop or a conditional: the span of all its trips
     marker: bool = False  # a start or a wait: it takes no time and keeps its position in the order
     needs: int = 0  # number of items that it still waits for
-    readers: list[_Item] = field(default_factory=list["_Item"])
+    readers: list[LaneItem] = field(default_factory=list["LaneItem"])
     start: float = 0.0
     end: float = 0.0
     alone: float = 0.0  # seconds in which nothing was computed
@@ -124,7 +124,7 @@ class LaneSchedule:
     def span(self, steps: Sequence[Step], depth: int = 0) -> LaneSpan:
         return self.summed(self.ran(steps, depth), depth)
 
-    def ran(self, steps: Sequence[Step], depth: int = 0) -> list[_Item]:
+    def ran(self, steps: Sequence[Step], depth: int = 0) -> list[LaneItem]:
         """The items of the steps, with their starts and ends."""
         items, _ = self.items(steps, depth, {})
         combine(items, self.record, self.placement)
@@ -137,8 +137,8 @@ class LaneSchedule:
         return line.record
 
     def items(
-        self, steps: Sequence[Step], depth: int, makers: Mapping[Var, _Item]
-    ) -> tuple[list[_Item], dict[Var, _Item]]:
+        self, steps: Sequence[Step], depth: int, makers: Mapping[Var, LaneItem]
+    ) -> tuple[list[LaneItem], dict[Var, LaneItem]]:
         """Items for the steps, linked to their readers, and the item that makes each value."""
         items = [item for step in steps for item in self.issued(step, depth)]
         maker_of = dict(makers)
@@ -150,23 +150,23 @@ class LaneSchedule:
                 maker_of.update((v, item) for v in item.step.writes)
         return items, maker_of
 
-    def issued(self, step: Step, depth: int) -> list[_Item]:
+    def issued(self, step: Step, depth: int) -> list[LaneItem]:
         """Items for one step. A marker makes a started collective begin when the device reaches its start."""
         item = self.item(step, depth)
         if not isinstance(step, Send) or not isinstance(step.eqn.op, Start):
             return [item]
-        start = _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True, readers=[item])
+        start = LaneItem(step, (COMPUTE,), 0.0, 1.0, {}, marker=True, readers=[item])
         item.needs += 1
         return [start, item]
 
-    def item(self, step: Step, depth: int) -> _Item:
+    def item(self, step: Step, depth: int) -> LaneItem:
         if isinstance(step, Kernel):
             lines = self.ledger.of(step)
             bound = kernel_time(step, lines, self.ledger.program, self.machine)
             weights = {line.index: w for line, w in zip(lines, bound.weights, strict=True)}
             if lines[0].kind == "host":
-                return _Item(step, (HOST,), bound.seconds, 0.0, {HOST: bound.least}, weights)
-            return _Item(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
+                return LaneItem(step, (HOST,), bound.seconds, 0.0, {HOST: bound.least}, weights)
+            return LaneItem(step, (COMPUTE,), bound.seconds, 1.0, {COMPUTE: bound.least}, weights)
         if isinstance(step, Send):
             (line,) = self.ledger.of(step)
             record = line.record
@@ -176,9 +176,9 @@ class LaneSchedule:
             started = isinstance(step.eqn.op, Start)
             overlapped_kinds = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
             lanes = (lane,) if kind in overlapped_kinds else (COMPUTE, lane)
-            return _Item(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
+            return LaneItem(step, lanes, seconds, 0.0, {lane: seconds}, {line.index: 1.0})
         if isinstance(step, Wait):
-            return _Item(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
+            return LaneItem(step, (COMPUTE,), 0.0, 1.0, {}, marker=True)
         if isinstance(step, Branch):
             inner = self.branch(step, depth)
         elif self.pipelined and step.eqn.scan is not None and step.trips > 1:
@@ -187,7 +187,7 @@ class LaneSchedule:
             inner = self.repeated(step, depth)
         lanes = tuple(dict.fromkeys((COMPUTE, *inner.least)))
         share = inner.compute / inner.seconds if inner.seconds else 0.0
-        return _Item(step, lanes, inner.seconds, share, inner.least, inner=inner)
+        return LaneItem(step, lanes, inner.seconds, share, inner.least, inner=inner)
 
     def branch(self, step: Branch, depth: int) -> LaneSpan:
         """The mean span of a branch of known frequency; otherwise that of the longer graph."""
@@ -215,13 +215,13 @@ class LaneSchedule:
         views = holders(scan.body)
         carried = zip(scan.inputs(scan.body.ins)[1], scan.results(scan.body.outs)[0], strict=True)
         before = {v: views.get(out, out) for v, out in carried}
-        trips: list[list[_Item]] = []
-        everything: list[_Item] = []
-        maker: dict[Var, _Item] = {}
+        trips: list[list[LaneItem]] = []
+        everything: list[LaneItem] = []
+        maker: dict[Var, LaneItem] = {}
         for i in range(min(loop.trips, 3)):
             items, maker = self.items(loop.body, depth, {v: maker[out] for v, out in before.items() if out in maker})
             if i >= 2:  # a trip runs at most one trip ahead
-                end_marker = _Item(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
+                end_marker = LaneItem(loop, ("",), 0.0, 0.0, {}, needs=len(trips[i - 2]), readers=items)
                 for item in trips[i - 2]:
                     item.readers.append(end_marker)
                 for item in items:
@@ -241,7 +241,7 @@ class LaneSchedule:
         return total
 
     @staticmethod
-    def add_steady(total: LaneSpan, trip: LaneSpan, items: Sequence[_Item], interval: float, trips: int) -> None:
+    def add_steady(total: LaneSpan, trip: LaneSpan, items: Sequence[LaneItem], interval: float, trips: int) -> None:
         """Add `trips` more trips like `trip`, `interval` apart; the interval is at least each lane's busy time."""
         busy = [sum(item.end - item.start for item in items if lane in item.lanes) for lane in trip.least]
         interval = max(interval, *busy)
@@ -255,7 +255,7 @@ class LaneSchedule:
         for index, part in by.items():
             total.exposures[index] += trips * (waited * part / sum(by.values()) - trip.exposures[index])
 
-    def summed(self, items: Sequence[_Item], depth: int) -> LaneSpan:
+    def summed(self, items: Sequence[LaneItem], depth: int) -> LaneSpan:
         """The span of items that have run."""
         total = LaneSpan(max((item.end for item in items), default=0.0))
         for item in items:
@@ -280,39 +280,55 @@ class LaneSchedule:
         return total
 
 
-def _lane(item: _Item) -> str:
+def _lane(item: LaneItem) -> str:
     if isinstance(item.step, Send):
         return lane_of(item.step.axes)
     return HOST if HOST in item.lanes else COMPUTE
 
 
-def _run(items: Sequence[_Item], slowdown: float) -> None:
-    """Set the start and end of every item, each lane in order, advancing from one completion to the next."""
-    queues: dict[str, deque[_Item]] = defaultdict(deque)
-    for item in items:
+class Lanes:
+    """The clock: items on the lanes of one device. Each lane runs one item at a time, in the order in which they are
+    put, and a computation beside a collective is slower by `slowdown`."""
+
+    def __init__(self, slowdown: float):
+        self.slowdown, self.now = slowdown, 0.0
+        self.queues: dict[str, deque[LaneItem]] = {}
+        self.remaining: dict[LaneItem, float] = {}  # running items: seconds left without slowdown
+
+    def put(self, item: LaneItem) -> None:
         for lane in item.lanes:
-            queues[lane].append(item)
-    remaining: dict[_Item, float] = {}  # running items: seconds left without slowdown
-    clock = 0.0
-    while queues:
-        check_deadline()
-        for queue in queues.values():
+            self.queues.setdefault(lane, deque()).append(item)
+
+    def advance(self) -> LaneItem:
+        """Start the items whose operands and lanes are available, and run until the first one ends, which leaves."""
+        for queue in self.queues.values():
             item = queue[0]
-            if item not in remaining and not item.needs and all(queues[lane][0] is item for lane in item.lanes):
-                item.start = clock
-                remaining[item] = item.work
-        first, passed = _advance(remaining, slowdown)
-        clock += passed
-        first.end = clock
+            waits = item.needs or any(self.queues[lane][0] is not item for lane in item.lanes)
+            if item not in self.remaining and not waits:
+                item.start = self.now
+                self.remaining[item] = item.work
+        first, passed = _advance(self.remaining, self.slowdown)
+        self.now += passed
+        first.end = self.now
         for lane in first.lanes:
-            queues[lane].popleft()
-            if not queues[lane]:
-                del queues[lane]
-        for reader in first.readers:
+            self.queues[lane].popleft()
+            if not self.queues[lane]:
+                del self.queues[lane]
+        return first
+
+
+def _run(items: Sequence[LaneItem], slowdown: float) -> None:
+    """Set the start and end of every item, each lane in order."""
+    lanes = Lanes(slowdown)
+    for item in items:
+        lanes.put(item)
+    while lanes.queues:
+        check_deadline()
+        for reader in lanes.advance().readers:
             reader.needs -= 1
 
 
-def _advance(remaining: dict[_Item, float], slowdown: float) -> tuple[_Item, float]:
+def _advance(remaining: dict[LaneItem, float], slowdown: float) -> tuple[LaneItem, float]:
     """Run all items until the first of them ends, which leaves `remaining`; returns it, and the seconds passed."""
     sending = [item for item in remaining if not item.computes]
     slow = slowdown - 1 if sending else 0.0

@@ -21,7 +21,6 @@ class Because(Enum):
     ROWS = "{amounts[0]} of {amounts[1]} along {dim} for {op}"
     MOST_ROWS = "{op} moves most of {dim}"
     SUMMARY = "{what} each block of {dim}"  # `what`: "a total for", "a product for", "the 3 best of"
-    MERGE = "merge {amounts[0]} of {amounts[1]} of the sorted blocks of {dim}"
     AROUND = "keys and values go around {dim} for {op}{what}"  # `what`: the reason
     HOME = "the cotangents of keys and values return along {dim}"
     INSTEAD = "{to} is split instead of {dim} for {op}{what}"

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..cost.machine import Machine
-from ..cost.network import Placement
+from ..errors.no_effect import NoEffectError
 from ..ir import Eqn, Var
 from ..lowering.program import Program
-from .insertion import starts
+from .dw import dw_schedule
+from .parts import Cut
+from .planner import Candidates, Planner
 from .ranges import expert_ranges, is_exchange, pipelined, reductions_early, staggered
-from .split import Cut, cuts_along, split
-from .tasks import ordered, tasks_of
-from .weight_gradients import dw_schedule
+from .reasons import no_parts
+from .split import cuts_along, split
+from .tasks import ordered
 
 GROUPS = 5  # groups between two mixture-of-experts layers
 MOST_PARTS = 8
@@ -42,42 +43,50 @@ class _Range:
     parts: int
 
 
-def lancet(
-    program: Program, machine: Machine, placement: Placement, dims: Sequence[str], gradients: bool = True
-) -> tuple[str, Program] | None:
-    """The name and the program of Lancet's plan along the best of these dims; None if the plan changes nothing.
+def lancet(planner: Planner, gradients: bool = True) -> Candidates:
+    """Lancet's plan along the dim that passes through most of the program.
 
-    Without `gradients`, only ranges are split, and weight gradients stay where they are. Requires a program whose
-    all_to_alls are outside loops.
+    Without `gradients`, only ranges are split, and weight gradients stay where they are.
     """
-    cuts = max((cuts_along(program, dim, 2) for dim in dims), key=len, default={})
-    search = _Search(program, machine, placement, cuts)
+    planner.need_exchanges()
+    program, dim = planner.unrolled, planner.request.dim
+    cuts = max((cuts_along(program, each, 2) for each in planner.cut_dims()), key=len, default={})
+    if dim is not None and not cuts:
+        raise NoEffectError(
+            f"overlap={planner.request.mode!r}, dim={dim!r} has no effect: nothing runs in parts\n"
+            f"  {no_parts(program, dim, 2, split(program, dim, 2))}\n  leave dim out"
+        )
+    search = _Search(planner, cuts)
     ranges = search.merged(search.best())
     piped = program
     for one in ranges:
         values = {eqn.outs[0] for eqn in search.between(one.first, one.last)}
         among = [eqn for eqn in piped.eqns if eqn.outs[0] in values]
-        piped = pipelined(split(piped, "", one.parts, cuts, among), [among], machine, placement)
-    tasks = tasks_of(piped, machine, placement)
+        piped = pipelined(split(piped, "", one.parts, cuts, among), [among], planner.machine, planner.placement)
+    tasks = planner.tasks(piped)
     order = dw_schedule(tasks) if gradients else list(tasks.all)
     if not ranges and order == list(tasks.all):
-        return None
+        raise planner.no_effect(
+            f"no range around an all_to_all is faster in parts{', and no weight gradient can move' * gradients}\n"
+            "  use overlap='auto', which may choose none"
+        )
     counts = sorted({one.parts for one in ranges})
     shown = f"{len(ranges)} range{'s' * (len(ranges) > 1)} in {' or '.join(map(str, counts))} parts"
     name = ["dw"] * gradients + [shown if ranges else "no range"]
-    return ", ".join(name), ordered(tasks, reductions_early(order))
+    yield ", ".join(name), ordered(tasks, reductions_early(order))
 
 
 class _Search:
     """The dynamic program over the groups of the forward pass."""
 
-    def __init__(self, program: Program, machine: Machine, placement: Placement, cuts: Mapping[Var, Cut]):
-        self.program, self.machine, self.placement, self.cuts = program, machine, placement, cuts
+    def __init__(self, planner: Planner, cuts: Mapping[Var, Cut]):
+        self.planner, self.cuts = planner, cuts
+        program = planner.unrolled
         self.known: dict[object, float] = {}
         first = next((i for i, eqn in enumerate(program.eqns) if eqn.backward), len(program.eqns))
         self.forward = program.eqns[:first]
         self.place = {eqn: i for i, eqn in enumerate(self.forward)}
-        self.tasks = [t for t in tasks_of(program, machine, placement).all if t.eqn in self.place]
+        self.tasks = [t for t in planner.tasks(program).all if t.eqn in self.place]
         self.bounds, self.seconds = self.groups()
 
     def groups(self) -> tuple[list[int], list[float]]:
@@ -169,15 +178,15 @@ class _Search:
         return self.known[key]
 
     def timed(self, eqns: Sequence[Eqn], parts: int) -> float:
+        program = self.planner.unrolled
         if parts == 1:
-            tasks = tasks_of(_body(self.program, eqns), self.machine, self.placement)
-            return starts(tasks.all, self.machine.overlap_slowdown)[1]
-        made = split(self.program, "", parts, self.cuts, eqns)
+            return self.planner.seconds(self.planner.in_order(_body(program, eqns), lambda tasks: tasks.all))
+        made = split(program, "", parts, self.cuts, eqns)
         if not any(is_exchange(eqn) for eqn in made.part):
             return float("inf")
         among = set(eqns)
         body = _body(made.program, [eqn for eqn in made.program.eqns if made.of[eqn] in among])
-        return staggered(tasks_of(body, self.machine, self.placement), made.part)[1]
+        return staggered(self.planner.tasks(body), made.part)[1]
 
 
 def _body(program: Program, eqns: Sequence[Eqn]) -> Program:

@@ -1,7 +1,8 @@
 """List scheduling of the whole step: a free device runs the ready task with the longest chain of tasks after it.
 
 Collectives start as soon as their operands are ready; on each set of mesh axes, the one with the longest tail first.
-At a memory limit, tasks that free memory run first, and collectives that need more memory wait.
+At a memory limit, tasks that free memory run first, and collectives that need more memory wait. Times are those of the
+clock of `cost`, `Lanes`.
 
 Memory in use while tasks are scheduled, so that a schedule can stay below a limit.
 
@@ -19,47 +20,61 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from ..cost.fusion import holders
+from ..cost.lanes import COMPUTE, LaneItem, Lanes
 from ..errors.deadline import check_deadline
 from .tasks import Task, Tasks
 
+EARLY = 8.0  # at a limit, collectives that need memory start at most this early, in units of their own time
 Ready = tuple[float, int, Task]  # minus its priority, and a number that breaks ties
+Priority = Callable[[Task], float]
 
 
-def list_schedule(
-    tasks: Tasks, priority: Callable[[Task], float] = lambda task: task.tail, limit: float = math.inf
-) -> list[Task]:
+def list_schedule(tasks: Tasks, priority: Priority = lambda task: task.tail, limit: float = math.inf) -> list[Task]:
     """The tasks in the order in which one device should issue them: those with the highest priority first.
 
-    Computation is slower by `machine.overlap_slowdown` while a collective runs. `limit` is in bytes of values between
-    tasks; the schedule exceeds it where no ready task frees memory. O(n log n) in tasks without a limit.
+    `limit` is in bytes of values between tasks; the schedule exceeds it where no ready task frees memory. O(n log n) in
+    tasks without a limit.
     """
+    return timed_schedule(tasks, priority, limit)[0]
+
+
+def timed_schedule(tasks: Tasks, priority: Priority, limit: float = math.inf) -> tuple[list[Task], float]:
+    """The order of `list_schedule`, and its seconds."""
     device = _Device(tasks, priority, Footprint(tasks, limit) if limit < math.inf else None)
-    while device.computes or device.sends or device.running:
-        check_deadline()
-        device.complete()
-        device.send()
-        device.compute()
-    return device.order
+    device.run()
+    return device.order, device.lanes.now
 
 
 class _Device:
-    """One device while it runs the tasks: what is ready, what is in flight, and the time."""
+    """One device while it runs the tasks: what is ready, and its lanes."""
 
-    def __init__(self, tasks: Tasks, priority: Callable[[Task], float], used: Footprint | None) -> None:
+    def __init__(self, tasks: Tasks, priority: Priority, used: Footprint | None) -> None:
         among = set(tasks.all)
-        self.priority, self.used, self.slowdown = priority, used, tasks.machine.overlap_slowdown
+        self.priority, self.used = priority, used
         # lists, not sets: the order of a set changes by run
         self.readers = {task: [reader for reader in task.readers if reader in among] for task in tasks.all}
         self.waits_for = {task: sum(source in among for source in task.needs) for task in tasks.all}
         self.tie = count()
         self.computes: list[Ready] = []  # ready computation, highest priority first
         self.sends: list[Ready] = []  # ready collectives, not issued yet
-        self.running: list[tuple[float, int, Task]] = []  # collectives in flight, by completion time
-        self.free: dict[str, float] = {}  # lane -> end of its last collective
+        self.lanes = Lanes(tasks.machine.overlap_slowdown)
+        self.issued: dict[LaneItem, Task] = {}  # those that have not ended
         self.order: list[Task] = []
-        self.now = 0.0
+        self.left = sorted((task for task in tasks.all if not task.sends), key=priority)  # computation, maybe begun
+        self.begun: set[Task] = set()
         for task in tasks.all:
             self.release(task)
+
+    def run(self) -> None:
+        """Issue all tasks. A device issues between its computations, and waits for a lane if nothing is ready."""
+        while self.computes or self.sends or self.issued:
+            check_deadline()
+            while COMPUTE not in self.lanes.queues:
+                self.send()
+                if not self.computes:
+                    break
+                self.issue(_next(self.computes, self.used))
+            self.finish(self.issued.pop(self.lanes.advance()))
 
     def release(self, task: Task) -> None:
         if not self.waits_for[task]:
@@ -68,8 +83,12 @@ class _Device:
 
     def issue(self, task: Task) -> None:
         self.order.append(task)
+        self.begun.add(task)
         if self.used is not None:
             self.used.issue(task)
+        item = LaneItem(task.step, task.lanes, task.seconds, task.share, {})
+        self.issued[item] = task
+        self.lanes.put(item)
 
     def finish(self, task: Task) -> None:
         if self.used is not None:
@@ -78,35 +97,30 @@ class _Device:
             self.waits_for[reader] -= 1
             self.release(reader)
 
-    def complete(self) -> None:
-        """Finish the collectives that have ended by now."""
-        while self.running and self.running[0][0] <= self.now:
-            self.finish(heapq.heappop(self.running)[2])
-
     def send(self) -> None:
         """Issue the ready collectives, less those that wait for memory while something else could free it."""
         waiting: list[Ready] = []
         while self.sends:
             ready = heapq.heappop(self.sends)
-            task = ready[2]
-            if self.used is not None and (self.computes or self.running) and self.used.exceeded_by(task):
+            if self.used is not None and self.waits(self.used, ready[2]):
                 waiting.append(ready)
-                continue
-            self.issue(task)
-            end = max(self.now, self.free.get(task.lane, 0.0)) + task.seconds
-            self.free[task.lane] = end
-            heapq.heappush(self.running, (end, next(self.tie), task))
+            else:
+                self.issue(ready[2])
         self.sends = waiting  # sorted, so it is a heap
 
-    def compute(self) -> None:
-        """Run the next computation; without one, wait for the first collective in flight."""
-        if self.computes:
-            task = _next(self.computes, self.used)
-            self.issue(task)
-            self.now = _end(self.now, task.seconds, max(self.free.values(), default=0.0), self.slowdown)
-            self.finish(task)
-        elif self.running:
-            self.now = max(self.now, self.running[0][0])
+    def waits(self, used: Footprint, task: Task) -> bool:
+        """True for a collective that exceeds the limit while something else could free memory; and for one that needs
+        memory, such as a gather of weights, before its lane is free, or long before its turn."""
+        if used.exceeded_by(task):
+            return bool(self.computes or self.issued)
+        if not used.grows(task):
+            return False
+        while self.left and self.left[-1] in self.begun:
+            self.left.pop()
+        longest = self.priority(self.left[-1]) if self.left else 0.0
+        queued = sum(self.lanes.remaining.get(item, item.work) for item in self.lanes.queues.get(task.lanes[0], ()))
+        next_one = self.computes[0][2].seconds if self.computes else 0.0
+        return queued > next_one or longest > self.priority(task) + EARLY * task.seconds
 
 
 def _next(computes: list[Ready], used: Footprint | None) -> Task:
@@ -120,18 +134,10 @@ def _next(computes: list[Ready], used: Footprint | None) -> Task:
     return heapq.heappop(computes)[2]
 
 
-def _end(start: float, seconds: float, sending_until: float, slowdown: float) -> float:
-    """End time of a computation that runs `slowdown` times slower until the collectives end, at `sending_until`."""
-    beside = max(0.0, sending_until - start)
-    if seconds * slowdown <= beside:
-        return start + seconds * slowdown
-    return start + beside + seconds - beside / slowdown
-
-
 class Footprint:
     """The bytes of the values between tasks, and their limit. Every task is issued once, and then ends."""
 
-    def __init__(self, tasks: Tasks, limit: float = math.inf):
+    def __init__(self, tasks: Tasks, limit: float):
         program, self.limit, self.bytes = tasks.program, limit, 0
         source = holders(program)
         whole_step = {*program.ins, *(source.get(v, v) for v in program.outs)}
@@ -148,7 +154,11 @@ class Footprint:
 
     def exceeded_by(self, task: Task) -> bool:
         """True if the task needs more memory than the limit while it runs, and more than before when it ends."""
-        return self.bytes + self._allocated(task) > self.limit and self._allocated(task) > self._freed(task)
+        return self.bytes + self._allocated(task) > self.limit and self.grows(task)
+
+    def grows(self, task: Task) -> bool:
+        """True if more bytes are in use after the task than before it."""
+        return self._allocated(task) > self._freed(task)
 
     def freeing(self, tasks: Sequence[Task]) -> list[Task]:
         """Those of the tasks that free more bytes than they allocate."""

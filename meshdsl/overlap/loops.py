@@ -1,4 +1,4 @@
-"""Loops in parts: the bodies of all loops of a program, split along one dim.
+"""Loops that stay loops: their bodies in an order of their own, or split into parts along one dim.
 
 A loop of the forward pass stores values for one of the backward pass. If they are in the slots of experts, they have
 the numbers of slots in parts, and so have the indices that it stores; the other loop cuts them by these indices.
@@ -6,6 +6,7 @@ the numbers of slots in parts, and so have the indices that it stores; the other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,6 +14,8 @@ from typing import Any, cast
 from ..ir import Eqn, Scan, Var, readers_of
 from ..lowering.program import Program
 from ..ops.inverse import INVERSE
+from .planner import Candidates, Planner
+from .reasons import no_parts
 from .slot_spaces import StoredSlots, names_slots
 from .split import split
 
@@ -57,6 +60,37 @@ class LoopsInParts:
             return parts.program
 
         return eqn.map_graphs(body), slots
+
+
+def in_parts(planner: Planner, program: Program, wanted: Callable[[Program], bool] = lambda body: True) -> Candidates:
+    """A program with its wanted bodies of loops in parts, and all bodies in an order of their own, for each dim."""
+    for dim in planner.cut_dims():
+        loops = LoopsInParts(dim, planner.request.parts, wanted)
+        split = loops.split(program)
+
+        def order(one: Program, part: Mapping[Eqn, int] = loops.part) -> Program:
+            in_parts = any(eqn.sends for eqn in one.eqns if eqn in part)
+            return planner.delayed(one, part)[1](math.inf) if in_parts else planner.in_order(one)
+
+        if any(eqn.sends for eqn in loops.part):
+            yield f"{loops.n} parts of {dim}", bodies_in_order(planner, split, order)
+
+
+def bodies_in_order(planner: Planner, program: Program, order: Callable[[Program], Program]) -> Program:
+    """The program with the bodies of its loops and branches in an order of their own, the innermost first."""
+
+    def body(one: Any) -> Program:
+        return planner.fenced(order(bodies_in_order(planner, one, order)))
+
+    return program.replace(eqns=tuple(eqn.map_graphs(body) for eqn in program.eqns))
+
+
+def no_loop_in_parts(planner: Planner) -> str:
+    """The reason for each loop and dim, a line each."""
+    n, loops = planner.request.parts, [eqn for eqn in planner.program.eqns if eqn.scan is not None]
+    cuts = [(eqn, cast(Program, eqn.scan.body), dim) for eqn in loops if eqn.scan for dim in planner.cut_dims()]
+    lines = [f"loop at {eqn.where}: {no_parts(one, dim, n, split(one, dim, n))}" for eqn, one, dim in cuts]
+    return "".join(f"  {line}\n" for line in dict.fromkeys(lines) or ["the program has no loop over a tensor"])
 
 
 def _passed(program: Program, loop: Eqn, readers: Mapping[Var, list[Eqn]]) -> dict[Var, dict[Eqn, Var]]:

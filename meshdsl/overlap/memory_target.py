@@ -24,25 +24,25 @@ class MemoryTarget:
     bytes: float
     limit: float
 
-    def order(self, schedule: Callable[[float, bool], Program]) -> Program:
+    def order(self, schedule: Callable[[float], Program]) -> Program:
         """The program with the least peak of those that `schedule` returns, up to the first one below the target.
 
-        It is called without a limit, then with late gathers, then with lower and lower limits, in bytes of values
-        between tasks.
+        It is called without a limit, then with lower and lower ones, in bytes of values between tasks.
         """
-        first = schedule(math.inf, False)
-        usage = self.measure(first)
-        if usage.peak <= self.bytes:
-            return first
-        longest = math.inf if usage.peak > self.limit else SLOWER * self.seconds(first)
-        least, best, limit = usage.peak, first, math.inf
+        best = schedule(math.inf)
+        usage = self.measure(best)
+        least = peak = usage.peak
+        if peak <= self.bytes:
+            return best
+        longest = math.inf if peak > self.limit else SLOWER * self.seconds(best)
+        limit = math.inf
+        spare = self.bytes - usage.profile[0].bytes  # beside arguments and results
         for _ in range(TRIES):
-            program = schedule(limit, True)
+            limit = min(spare, limit - max(peak - self.bytes, STEP * self.bytes))
+            program = schedule(limit)
             peak = self.measure(program).peak
             if peak < least and self.seconds(program) <= longest:
                 least, best = peak, program
             if peak <= self.bytes:
                 break
-            spare = self.bytes - usage.profile[0].bytes  # beside arguments and results
-            limit = min(spare, limit - max(peak - self.bytes, STEP * self.bytes))
         return best

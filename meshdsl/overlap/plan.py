@@ -22,7 +22,8 @@ from ..lowering.asynchrony import Start
 from ..lowering.program import Program
 from .fences import kernels_with_products, windows
 from .memory_target import GROWTH, MemoryTarget
-from .planner import Planner, bodies, fenced
+from .modes import PLANS
+from .planner import Candidates, Planner, bodies
 from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, OverlapWindow
 
@@ -36,11 +37,13 @@ def plan_overlap(
     placement: Placement,
     donated: Collection[int] = (),
     paired: Callable[[], Program] | None = None,
+    plans: Callable[[Planner], Candidates] | None = None,
 ) -> tuple[Program, OverlapPlan]:
     """The program in the planned order, with fences, and the plan.
 
     `donated` are the numbers of the inputs whose memory results may reuse. `paired` returns the program of a pipeline
-    in whose ticks one loop computes the layers of two micro-batches, one forward and one backward.
+    in whose ticks one loop computes the layers of two micro-batches, one forward and one backward. `plans` are those to
+    judge instead of the request's mode.
 
     Raises `NoEffectError` if the mode has no effect in this program, and `LayoutError` if its plan exceeds the memory
     limit.
@@ -71,12 +74,10 @@ def plan_overlap(
         return timeline(ledger(one), machine, placement).seconds
 
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
-    target = MemoryTarget(lambda one: used(fenced(one, machine, placement)), seconds, near, limit)
+    target = MemoryTarget(lambda one: used(planner.fenced(one)), seconds, near, limit)
     planner = Planner(program, machine, placement, request, target, paired)
-    candidates = [
-        plain,
-        *(judged(name, fenced(one, machine, placement)) for name, one in planner.plans(request.mode)),
-    ]
+    plans = plans or PLANS[request.mode]
+    candidates = [plain, *(judged(name, planner.fenced(one)) for name, one in plans(planner))]
     chosen = _best(request, candidates)
     if request.mode != "auto" and not _overlaps(chosen[1]):
         raise NoEffectError(

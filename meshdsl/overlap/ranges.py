@@ -9,8 +9,7 @@ from ..cost.machine import Machine
 from ..cost.network import Placement
 from ..ir import Eqn, Var, sources_of
 from ..lowering.program import Program
-from .insertion import starts
-from .list_schedule import list_schedule
+from .list_schedule import timed_schedule
 from .split import Parts
 from .tasks import Task, Tasks, reorder, tasks_of
 
@@ -46,11 +45,11 @@ def pipelined(made: Parts, ranges: Sequence[Collection[Eqn]], machine: Machine, 
     tasks = tasks_of(made.program, machine, placement)
     order = list(tasks.all)
     for among in map(set, ranges):
-        order = _together(tasks, order, {task for task in order if made.of[task.eqn] in among}, made.part)
+        order = _range_in_order(tasks, order, {task for task in order if made.of[task.eqn] in among}, made.part)
     return reorder(made.program, [task.eqn for task in order])
 
 
-def _together(tasks: Tasks, order: list[Task], mine: set[Task], part: Mapping[Eqn, int]) -> list[Task]:
+def _range_in_order(tasks: Tasks, order: list[Task], mine: set[Task], part: Mapping[Eqn, int]) -> list[Task]:
     """The order, with the tasks in `mine` list-scheduled where the first of them is, after all that they need."""
     if not mine:
         return order
@@ -72,8 +71,7 @@ def staggered(tasks: Tasks, part: Mapping[Eqn, int]) -> tuple[list[Task], float]
     """
     best, least = list[Task](), math.inf
     for hold in delays(tasks, part, STAGGER):
-        order = list_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0))
-        _, end = starts(order, tasks.machine.overlap_slowdown)
+        order, end = timed_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0))
         if end < least:
             best, least = order, end
     return best, least

@@ -34,6 +34,8 @@ from ..ops.contraction import EINSUM
 from ..ops.index_map import replaced
 from ..ops.reshape import RENAME
 from ..trace import FULL, number
+from .planner import Candidates, Planner
+from .reasons import no_rings
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +216,18 @@ TURN = Op(
 
 
 TRIED = 6  # kinds of gathers, those with the most bytes first
+
+
+def ring(planner: Planner) -> Candidates:
+    """The gathers that only products read as rings: those that make the step faster, or all, without other plans."""
+    found = rings(planner.unrolled) if "permute" in planner.machine.asynchronous else ()
+    if not found:
+        raise planner.no_effect(no_rings(planner.unrolled, planner.machine))
+    count, program = faster_rings(planner.unrolled, planner.in_order, planner.seconds)
+    if count:
+        yield f"{count} of {len(found)} rings", program
+    elif planner.alone:
+        yield f"{len(found)} rings", planner.listed(ring_products(planner.unrolled, found))
 
 
 def faster_rings(

@@ -31,6 +31,9 @@ from ..lowering.program import Program
 from ..ops.indexing import IOTA
 from ..ops.joining import INDEX
 from ..ops.reshape import RENAME
+from .loops import in_parts, no_loop_in_parts
+from .planner import Candidates, Planner
+from .reasons import no_skew
 
 
 def _with_row(c: Local, x: Any, row: Any, *, dim: Dim, first: bool) -> Any:
@@ -94,6 +97,36 @@ def gradients_behind(scan: Scan) -> EarlyStage | None:
     products = any(isinstance(eqn.op, Op) and eqn.op.product is not Product.NONE for eqn in late)
     sends = any(eqn.sends for eqn in early)
     return EarlyStage(frozenset(early), True) if products and sends else None
+
+
+def skewed(planner: Planner) -> Candidates:
+    """Loops in parts, and skewed loops: gathers ahead, gradients behind, both where different loops allow them."""
+    cut = False
+    for name, program in in_parts(planner, planner.program):
+        yield f"loops in {name}", planner.in_order(planner.combined(program))
+        cut = True
+    if planner.alone and not planner.default_parts:
+        if not cut:
+            raise planner.no_effect(
+                f"no collective in a loop runs in {planner.request.parts} parts\n"
+                f"{no_loop_in_parts(planner)}  leave dim and parts out, or use overlap='list', which cuts nothing"
+            )
+        return
+
+    def body(one: Program) -> Program:
+        return planner.fenced(planner.in_order(one))
+
+    choices = {"gathers ahead": gathers_ahead, "gradients behind": gradients_behind}
+    programs = {name: skew(planner.program, choose, body) for name, choose in choices.items()}
+    programs = {name: one for name, one in programs.items() if one is not planner.program}
+    if len(programs) == 2:
+        programs["gradients behind, or gathers ahead"] = skew(
+            planner.program, lambda scan: gradients_behind(scan) or gathers_ahead(scan), body
+        )
+    if not programs and not cut:
+        raise planner.no_effect(no_skew(planner.program))
+    for name, one in programs.items():
+        yield name, planner.in_order(planner.combined(one))
 
 
 def skew(program: Program, choose: Callable[[Scan], EarlyStage | None], order: Callable[[Program], Program]) -> Program:

@@ -49,6 +49,12 @@ class Parts:
     ends: tuple[Eqn, ...] = ()  # equations that read a value in parts and need it in full
     slots: tuple[StoredSlots, ...] = ()  # stored values in slots, which another loop reads
 
+    @property
+    def bytes_sent(self) -> float:
+        """The expected bytes of the collectives that run in parts."""
+        sent = [self.program.record(eqn, 1) for eqn in self.part if eqn.sends]
+        return sum(record.bytes * record.op.share for record in sent)
+
 
 def cuts_along(program: Program, dim: str, parts: int) -> dict[Var, Cut]:
     """The cut of every value that is connected to `dim` of the program's inputs."""

@@ -29,20 +29,17 @@ from ..lowering.program import Program
 
 @dataclass(eq=False)
 class Task:
-    """One step: its `seconds` alone on its lane, the tasks that it reads from, and the tasks that read from it."""
+    """One step: its `seconds` alone on its lanes, the tasks that it reads from, and the tasks that read from it."""
 
     number: int  # its place in the program
     step: Step
-    lane: str  # "compute", or the mesh axes of a collective
+    lanes: tuple[str, ...]  # those of `cost.lanes` that it occupies
     seconds: float
+    share: float = 1.0  # of the time, in which it computes
+    sends: bool = False  # it is a collective that runs beside computation
     needs: list[Task] = field(default_factory=list["Task"])
     readers: list[Task] = field(default_factory=list["Task"])
     tail: float = 0.0  # seconds of the longest chain of tasks from this one (included) to the end of the step
-
-    @property
-    def sends(self) -> bool:
-        """True if it is a collective that runs beside computation."""
-        return self.lane != COMPUTE
 
     @property
     def eqn(self) -> Eqn:
@@ -68,12 +65,12 @@ def tasks_of(program: Program, machine: Machine, placement: Placement) -> Tasks:
     items, _ = LaneSchedule(costs, machine, placement, pipelined=True).items(costs.steps, 0, {})
     of: dict[int, Task] = {}
     for number, item in enumerate(items):
-        lane = COMPUTE
+        lanes, sends = item.lanes, False
         if isinstance(item.step, Send):
-            record = costs.of(item.step)[0].collective
-            assert record is not None
-            lane = lane_of(record.axes) if record.op.timed_as in machine.asynchronous else COMPUTE
-        of[id(item)] = Task(number, item.step, lane, item.work)
+            record = costs.of(item.step)[0].record
+            sends, lane = record.op.timed_as in machine.asynchronous, lane_of(record.axes)
+            lanes = (lane,) if sends else (COMPUTE, lane)
+        of[id(item)] = Task(number, item.step, lanes, item.work, item.share, sends)
     for item in items:
         for reader in item.readers:
             of[id(item)].readers.append(of[id(reader)])

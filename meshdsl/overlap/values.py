@@ -10,8 +10,8 @@ from ..errors.markup import titled
 from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.units import percent, seconds, show_bytes
 
-MODES = ("none", "auto", "dw", "partition", "lancet", "experts", "list", "ring", "skew", "halves", "ticks")
-CHOOSING = ("partition", "lancet", "experts")  # modes that choose the number of parts
+MODES = ("none", "auto", "dw", "lancet", "list", "ring", "skew", "halves", "ticks")
+CHOOSING = ("lancet",)  # modes that choose the number of parts
 IN_PARTS = ("halves", "skew", "ticks", "auto")  # modes that take a number of parts
 STEPS = ("auto", "flat", "always")  # for collectives in steps
 SHOWN = 20  # `print` shows this many windows, the longest
@@ -25,10 +25,7 @@ class Overlap:
 
     - "none": the program's order, which the device's compiler may change;
     - "dw": weight gradients run behind all_to_alls (Jiang et al., 2024, Algorithm 1);
-    - "partition": the forward pass in parts around each all_to_all (their section 5);
-    - "lancet": "dw" and "partition";
-    - "experts": only dispatch, experts and combine in parts, as in Tutel (Hwang et al., 2023) and FasterMoE (He et al.,
-      2022);
+    - "lancet": "dw", and the forward pass in parts around each all_to_all (their section 5);
     - "list": list scheduling of the whole step;
     - "ring": "list", and products read gathered operands block by block (collective matmul);
     - "skew": loops stay loops; weights are gathered one trip ahead, or weight gradients computed one trip late, or each
@@ -37,8 +34,8 @@ class Overlap:
       layer by layer in one loop, each beside the communication of the other, for different micro-batches; layers of
       ticks with one pass may run in `parts` parts along `dim`;
     - "halves": the step in `parts` parts along `dim`, each hiding the communication of the others;
-    - "auto": the fastest of these by the timeline ("partition" and "experts" are not tried: "lancet" and "halves" cut
-      more); of a pipeline, "ticks", as the other modes unroll its ticks and then store what every micro-batch saves.
+    - "auto": the fastest of these by the timeline, or none; of a pipeline, "ticks", as the other modes unroll its ticks
+      and then store what every micro-batch saves.
 
     `dim` defaults to the dim that passes through most of the program. `memory_limit` is in bytes per device (default:
     the machine's memory).
@@ -135,12 +132,17 @@ class OverlapPlan:
         """The plan that runs."""
         return next(one for one in self.attempts if one.name == self.chosen)
 
+    @property
+    def slower(self) -> bool:
+        """True if the step takes longer than the unchanged program, by the timeline; never with "auto"."""
+        return bool(self.attempts) and self.after.seconds > self.before.seconds
+
     def __str__(self) -> str:
         if not self.attempts:
             return "overlap: none; the order of the program is the compiler's to change"
         a, b = self.before, self.after
         lines = [
-            f"overlap {self.mode!r} on {self.machine}: {self.chosen}",
+            f"overlap {self.mode!r} on {self.machine}: {self.chosen}{', slower than no plan' * self.slower}",
             f"  step    {seconds(a.seconds)} -> {seconds(b.seconds)}",
             f"  exposed {seconds(a.exposed)} -> {seconds(b.exposed)} of communication",
             f"  peak    {show_bytes(a.peak_bytes)} -> {show_bytes(b.peak_bytes)}",

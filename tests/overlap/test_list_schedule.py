@@ -18,9 +18,7 @@ from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.asynchrony import Start
 from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
-from meshdsl.overlap.insertion import improved_schedule, insertion_moves
-from meshdsl.overlap.insertion import length as length_of
-from meshdsl.overlap.list_schedule import list_schedule
+from meshdsl.overlap.list_schedule import list_schedule, timed_schedule
 from meshdsl.overlap.tasks import Task, Tasks, ordered, tasks_of
 from tests.lowering.programs import draw
 
@@ -83,7 +81,8 @@ def random_tasks(rng: random.Random, least: int, most: int) -> Tasks:
     tasks: list[Task] = []
     for number in range(rng.randint(least, most)):
         lane = rng.choice([COMPUTE, COMPUTE, rng.choice(["x", "y"])])
-        task = Task(number, None, lane, rng.choice([1.0, 2.0, 3.0, 5.0]))  # pyright: ignore[reportArgumentType]
+        sends, seconds = lane != COMPUTE, rng.choice([1.0, 2.0, 3.0, 5.0])
+        task = Task(number, None, (lane,), seconds, float(not sends), sends)  # pyright: ignore[reportArgumentType]
         for source in rng.sample(tasks, min(len(tasks), rng.choice([0, 1, 1, 2]))):
             task.needs.append(source)
             source.readers.append(task)
@@ -100,7 +99,7 @@ def length(order: Sequence[Task]) -> float:
         ready = max([now, *(end[source] for source in task.needs)])
         if task.sends:
             now = max([now, *(end[source] for source in task.needs)])
-            end[task] = free[task.lane] = max(now, free.get(task.lane, 0.0)) + task.seconds
+            end[task] = free[task.lanes[0]] = max(now, free.get(task.lanes[0], 0.0)) + task.seconds
         else:
             now = end[task] = ready + task.seconds
     return max(end.values(), default=0.0)
@@ -130,7 +129,7 @@ class Optimum:
 
     def __init__(self, tasks: Tasks, best: float):
         self.tasks, self.best = tasks.all, best
-        self.lanes = sorted({t.lane for t in tasks.all if t.sends})
+        self.lanes = sorted({t.lanes[0] for t in tasks.all if t.sends})
         self.needs = [sum(1 << s.number for s in t.needs) for t in tasks.all]
         self.readers = [sum(1 << r.number for r in t.readers) for t in tasks.all]
         self.seen: dict[int, list[State]] = {}
@@ -153,7 +152,7 @@ class Optimum:
         now = max([state.now, *(state.ends[s.number] for s in task.needs)])
         free, done, ends = list(state.free), state.done | 1 << task.number, list(state.ends)
         if task.sends:
-            lane = self.lanes.index(task.lane)
+            lane = self.lanes.index(task.lanes[0])
             free[lane] = ends[task.number] = max(now, free[lane]) + task.seconds
         else:
             now += task.seconds
@@ -172,10 +171,10 @@ class Optimum:
             if state.done >> task.number & 1:
                 continue
             ends = (early[s] + s.seconds if s in early else state.ends[s.number] for s in task.needs)
-            early[task] = max([state.now, free.get(task.lane, 0.0), *ends])
+            early[task] = max([state.now, free.get(task.lanes[0], 0.0), *ends])
             least = max(least, early[task] + task.tail)
-            work[task.lane] += task.seconds
-            behind[task.lane] = min(behind[task.lane], task.tail - task.seconds)
+            work[task.lanes[0]] += task.seconds
+            behind[task.lanes[0]] = min(behind[task.lanes[0]], task.tail - task.seconds)
         start = {COMPUTE: state.now, **free}
         return max([least, *(start[lane] + work[lane] + behind[lane] for lane in work if work[lane])])
 
@@ -203,11 +202,11 @@ def test_branch_and_bound_finds_the_least_of_all_orders() -> None:
 
 
 def gaps(seeds: range) -> list[float]:
-    """The lengths of list schedules with insertion moves, as ratios to the optimum."""
+    """The lengths of list schedules, as ratios to the optimum."""
     found = []
     for seed in seeds:
         tasks = random_tasks(random.Random(seed), 4, 16)
-        ours = length(improved_schedule(tasks))
+        ours = length(list_schedule(tasks))
         found.append(ours / Optimum(tasks, ours).best)
     return found
 
@@ -217,16 +216,14 @@ def test_list_schedule_is_near_the_optimum_on_small_graphs(count: int, capsys: p
     ratios = gaps(range(count))
     with capsys.disabled():
         print(f"list schedule over optimum: mean {sum(ratios) / len(ratios):.4f}, worst {max(ratios):.3f}")
-    assert sum(ratios) / len(ratios) < 1.005 and max(ratios) < 1.07
+    assert sum(ratios) / len(ratios) < 1.02 and max(ratios) < 1.2
 
 
-def test_insertion_moves_never_lengthen_an_order_and_keep_dependencies() -> None:
+def test_a_schedule_keeps_dependencies_and_states_its_seconds() -> None:
     for seed in range(20):
-        tasks = random_tasks(random.Random(seed), 41, 60)  # more than are searched exhaustively
-        before = list(tasks.all)
-        after = insertion_moves(tasks, before)
-        assert sorted(task.number for task in after) == list(range(len(before)))
-        place = {task: i for i, task in enumerate(after)}
-        assert all(place[source] < place[task] for task in after for source in task.needs)
-        assert length(after) <= length(before)
-        assert length_of(after) == pytest.approx(length(after), rel=1e-12)
+        tasks = random_tasks(random.Random(seed), 4, 60)
+        order, seconds = timed_schedule(tasks, lambda task: task.tail)
+        place = {task: i for i, task in enumerate(order)}
+        assert sorted(task.number for task in order) == list(range(len(tasks.all)))
+        assert all(place[source] < place[task] for task in order for source in task.needs)
+        assert seconds == pytest.approx(length(order), rel=1e-12), f"seed {seed}"

@@ -19,7 +19,6 @@ from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
 from meshdsl.overlap.combine import combine
 from meshdsl.overlap.fences import fence, kernels_with_products
-from meshdsl.overlap.late_sends import late_sends
 from meshdsl.overlap.list_schedule import list_schedule
 from meshdsl.overlap.one_in_flight import one_in_flight
 from meshdsl.overlap.parts import PART
@@ -49,7 +48,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
         order = ordered(tasks, list_schedule(tasks, lambda t, hold=hold: t.tail - hold * (t.number % 2)))
         yield name, order
         limited = list_schedule(tasks, limit=rng.choice([0, 64, 256]))
-        yield f"{name}, least memory", ordered(tasks, late_sends(tasks, limited))
+        yield f"{name}, least memory", ordered(tasks, limited)
         yield f"{name}, fenced", fence(order, kernels_with_products(order))
         apart = one_in_flight(order, MACHINE, place(MACHINE.network, program.mesh))
         assert not queued(apart)

@@ -142,8 +142,6 @@ def test_overlap_refuses_what_has_no_effect(case: str) -> None:
             md.Overlap("list", dim="batch")
         with pytest.raises(md.LayoutError, match="it chooses the number of parts"):
             md.Overlap("lancet", parts=4)
-        with pytest.raises(md.LayoutError, match="it chooses the number of parts"):
-            md.Overlap("experts", parts=4)
         return
     with pytest.raises(md.LayoutError, match=text):
         md.compile(mlp.train_step(), "rows:4", "batch:rows", **options).program(*mlp.specs())

@@ -10,7 +10,6 @@ import pytest
 import meshdsl as md
 from meshdsl.layouts import Mesh
 from meshdsl.lowering import Program
-from meshdsl.lowering.partition.sorting import merges
 from tests.lowering.test_layout_law import placed
 from tests.stablehlo import cost_law
 
@@ -40,17 +39,6 @@ def sent(program: Program) -> int:
     return round(sum(record.wire_bytes * record.count for record in program.collectives))
 
 
-@pytest.mark.parametrize("n", range(1, 13))
-def test_the_merges_sort_all_zeros_and_ones(n: int) -> None:
-    for bits in range(1 << n):
-        x = [bits >> i & 1 for i in range(n)]
-        for pairs in merges(n):
-            assert len({block for pair in pairs for block in pair}) == 2 * len(pairs)
-            for low, high in pairs:
-                x[low], x[high] = min(x[low], x[high]), max(x[low], x[high])
-        assert x == sorted(x)
-
-
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 16])
 @pytest.mark.parametrize("name", SORTS)
 def test_every_size_is_sorted_stably(name: str, n: int) -> None:
@@ -76,28 +64,33 @@ def test_devices_sort_as_the_simulation_does(layout: str) -> None:
         assert np.array_equal(got.numpy(), right, equal_nan=True)
 
 
-def test_the_cheapest_way_is_taken() -> None:
-    """Bytes that one device sends to sort 4,096 float32, and which collectives; gathering would send (n-1) blocks."""
+def test_the_way_that_sends_fewer_bytes_is_taken() -> None:
+    """Bytes that one device sends to sort 4,096 float32 beside another dim of `n`, and which collectives."""
     ways = {}
     for name in SORTS:
-        for n in (2, 4, 8, 64):
-            program = md.compile(SORTS[name], f"x:{n}", "a:x").program(md.spec("a:4096"))
-            kinds = dict.fromkeys(record.kind for record in program.collectives)
-            ways[name, n] = (sent(program), 4 * 4096 * (n - 1) // n, " ".join(kinds))
+        for n in (2, 4):
+            program = md.compile(SORTS[name], f"x:{n}", "a:x").program(md.spec(f"a:4096 b:{n}"))
+            ways[name, n] = sent(program), " ".join(dict.fromkeys(record.kind for record in program.collectives))
+    block = 4096 * 4
     assert ways == {
-        ("sort", 2): (8192, 8192, "permute"),
-        ("sort", 4): (12288, 12288, "permute"),
-        ("sort", 8): (12288, 14336, "permute"),
-        ("sort", 64): (5376, 16128, "permute"),
-        ("argsort", 2): (8192, 8192, "all_gather"),
-        ("argsort", 4): (12288, 12288, "all_gather"),
-        ("argsort", 8): (14336, 14336, "all_gather"),
-        ("argsort", 64): (8064, 16128, "permute"),
-        ("both", 2): (8192, 8192, "all_gather"),
-        ("both", 4): (12288, 12288, "all_gather"),
-        ("both", 8): (14336, 14336, "all_gather"),
-        ("both", 64): (8064, 16128, "permute"),
+        ("sort", 2): (block, "all_to_all"),
+        ("sort", 4): (block * 6 // 4, "all_to_all"),
+        ("argsort", 2): (block, "all_to_all"),
+        ("argsort", 4): (block * 6 // 4, "all_to_all"),
+        ("both", 2): (block, "all_gather"),
+        ("both", 4): (block * 9 // 4, "all_to_all"),
     }
+
+
+def test_negative_nan_and_ties_keep_their_order() -> None:
+    x = np.array([np.nan, 1, -np.nan, 0.0, -0.0, 1, -np.inf, np.copysign(np.nan, -1)], np.float32)
+    for more in ((), (4,), (3,)):
+        array = np.broadcast_to(x.reshape(8, *[1] * len(more)), (8, *more)).copy()
+        spec = md.spec(" ".join(f"{d}:{n}" for d, n in zip("ab", array.shape, strict=False)))
+        split, undivided = (md.compile(SORTS["both"], "x:4", layout) for layout in ("a:x", ""))
+        found, wanted_results = (step(*placed(step.program(spec), [array])) for step in (split, undivided))
+        for got, right in zip(found, wanted_results, strict=True):
+            assert got.numpy().tobytes() == right.numpy().tobytes()
 
 
 def test_the_cause_says_which_way() -> None:
@@ -105,10 +98,9 @@ def test_the_cause_says_which_way() -> None:
         program = md.compile(SORTS[name], Mesh(f"x:{n}"), "a:x").program(md.spec(spec))
         return list(dict.fromkeys(str(record.cause) for record in program.collectives))
 
-    assert causes("sort", "a:8", 2) == ["merge 1 of 1 of the sorted blocks of 'a'"]
-    assert causes("both", "a:8", 4) == ["sort needs 'a' whole; merging blocks would send more"]
+    assert causes("sort", "a:8", 2) == ["sort needs 'a' whole"]
+    assert causes("both", "a:8 b:2", 2) == ["sort needs 'a' whole"]
     assert causes("sort", "a:8 b:4", 4) == ["sort needs 'a' whole, 'b' is cut instead", "and back"]
-    assert causes("sort", "a:1024", 4)[-1] == "merge 3 of 3 of the sorted blocks of 'a'"
 
 
 @pytest.mark.parametrize("n", [1, 3, 8])

@@ -10,7 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..cost.fusion import Send
-from .tasks import Task, Tasks
+from .planner import Candidates, Planner
+from .ranges import reductions_early
+from .tasks import Task, Tasks, ordered
+
+
+def dw(planner: Planner) -> Candidates:
+    """The step with every weight gradient in the window that it fits best."""
+    planner.need_exchanges()
+    tasks = planner.tasks(planner.unrolled)
+    order = dw_schedule(tasks)
+    if order == list(tasks.all):
+        raise planner.no_effect(
+            "no weight gradient can move behind an all_to_all\n"
+            "  use overlap='list', which moves every kind of computation"
+        )
+    yield "dw", ordered(tasks, reductions_early(order))
 
 
 def _reach(tasks: Sequence[Task]) -> dict[Task, int]:
