@@ -64,7 +64,7 @@ IN_THE_LANGUAGE = [
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile` and others are public names of the package too: importing those is fine.
-# `errors.boundary` gives errors the user's line; `train`, whose names are not the package's, asks for it itself. The
+# `errors.values` reads settings, which `train` and the command line share. The
 # command line raises `UsageError` too, which `train` exports.
 # `jax_functions` has the table of JAX's primitives, which md.optim.from_optax reads.
 INTERNAL = {unit.partition(".")[0] for unit in RANK} - {
@@ -146,7 +146,7 @@ def package_problem(here: str, item: Import) -> str | None:
 
     there = unit_of(item.module, item.name)
     if here in IN_THE_LANGUAGE:
-        may = there == here or item.module == "meshdsl.errors.boundary"
+        may = there == here or item.module == "meshdsl.errors.values"
         return None if may or item[:2] == ("meshdsl.errors", "UsageError") else public_problem(item)
     if there in IN_THE_LANGUAGE:
         may = here in ("__init__", "tools", "__main__")

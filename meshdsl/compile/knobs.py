@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..errors import LayoutError, nearest
+from ..errors import LayoutError, UsageError
+from ..errors.values import Table, read
 from ..layouts import Layout, Mesh
 from ..overlap.values import NO_OVERLAP, Overlap
 from ..targets import FUSED
@@ -45,16 +45,10 @@ def check_count(name: str, count: Any, why: str) -> int:
     return count
 
 
-def check_choice(name: str, value: Any, known: Collection[str]) -> str:
+def check_choice(name: str, value: Any, known: Collection[Any]) -> Any:
     if value not in known:
         raise LayoutError(f"{name}={value!r} is not available; there are: {', '.join(map(repr, known))}")
     return value
-
-
-def check_unroll(unroll: Any) -> bool:
-    if not isinstance(unroll, bool):
-        raise LayoutError(f"unroll={unroll!r}: loops are unrolled (True) or not (False)")
-    return unroll
 
 
 def _show_layout(layout: Layout) -> str:
@@ -71,11 +65,8 @@ def _write_layout(layout: Layout) -> Any:
 def _read_layout(value: Any) -> Layout:
     if isinstance(value, str):
         return Layout(value)
-    table = _table("layout", value, ("rules", "overrides"))
-    overrides = _table("layout.overrides", table.get("overrides", {}))
-    return Layout(_text("layout.rules", table.get("rules", "")), overrides={
-        pattern: _text(f"layout.overrides.{pattern}", rules) for pattern, rules in overrides.items()
-    })  # fmt: skip
+    table = _read("layout", value, Table({"rules": str, "overrides": dict[str, str]}))
+    return Layout(table.get("rules", ""), overrides=table.get("overrides", {}))
 
 
 def _write_mesh(mesh: Mesh) -> Any:
@@ -88,11 +79,8 @@ def _write_mesh(mesh: Mesh) -> Any:
 def _read_mesh(value: Any) -> Mesh:
     if isinstance(value, str):
         return Mesh(value)
-    table = _table("mesh", value, ("axes", "device_order"))
-    order = table.get("device_order")
-    if order is not None and not (isinstance(order, list) and all(type(i) is int for i in order)):
-        raise LayoutError(f"mesh.device_order of a plan is a list of device ids; got {order!r}")
-    return Mesh(_text("mesh.axes", table.get("axes", "")), device_order=order)
+    table = _read("mesh", value, Table({"axes": str, "device_order": list[int]}))
+    return Mesh(table.get("axes", ""), device_order=table.get("device_order"))
 
 
 def _group_text(group: GroupSpec) -> str:
@@ -121,62 +109,42 @@ def _write_options(value: Any) -> Any:
     return {"mode": value.mode, **options} if options else value.mode
 
 
-NUMBER = (int, float)
+def _read(name: str, value: Any, kind: Any) -> Any:
+    try:
+        return read(name, value, kind)
+    except UsageError as error:
+        raise LayoutError(f"{error.args[0]}") from None
+
+
+def _reader(name: str, kind: Any) -> Callable[[Any], Any]:
+    return lambda value: _read(name, value, kind)
+
+
+def _read_options(kind: type[WeightUpdate] | type[Overlap]) -> Callable[[Any], Any]:
+    kinds = {f.name: OPTIONS[f.name] for f in fields(kind)}
+    name = "overlap" if kind is Overlap else "weight_update"
+
+    def read_options(value: Any) -> Any:
+        return kind(**_read(name, {"mode": value} if isinstance(value, str) else value, Table(kinds)))
+
+    return read_options
+
+
 OPTIONS: dict[str, Any] = {  # the types of the fields of `WeightUpdate` and `Overlap` in a file
-    "mode": str, "group": str, "bucket_bytes": NUMBER, "regather": bool,
-    "dim": str, "parts": int, "memory_limit": NUMBER,
+    "mode": str, "group": str, "bucket_bytes": float, "regather": bool, "dim": str, "parts": int, "memory_limit": float,
 }  # fmt: skip
-WORDS = {str: "a text", bool: "true or false", int: "an integer", NUMBER: "a number"}
-
-
-def _read_options(name: str, kind: type[WeightUpdate] | type[Overlap]) -> Callable[[Any], Any]:
-    known = tuple(f.name for f in fields(kind))
-
-    def read(value: Any) -> Any:
-        table: dict[str, Any] = {"mode": value} if isinstance(value, str) else _table(name, value, known)
-        for key, each in table.items():
-            if not isinstance(each, OPTIONS[key]) or (isinstance(each, bool) and OPTIONS[key] is not bool):
-                raise LayoutError(f"{name}.{key} of a plan is {WORDS[OPTIONS[key]]}; got {each!r}")
-        return kind(**table)
-
-    return read
-
-
-def _table(key: str, value: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise LayoutError(f"{key} of a plan is a text or a table; got {value!r}")
-    for name in value:
-        if known and name not in known:
-            raise LayoutError(f"a plan has no key {f'{key}.{name}'!r}; {nearest(name, known)}")
-    return value
-
-
-def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise LayoutError(f"{key} of a plan is a text; got {value!r}")
-    return value
-
-
-def toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, str):
-        return json.dumps(value).replace("\x7f", "\\u007f")
-    return json.dumps(value) if isinstance(value, bool | list) else repr(value)
-
-
 KNOBS = (
     Knob("mesh", "mesh", Mesh(""), lambda x: str(x) or "one device", _write_mesh, _read_mesh),
     Knob("layout", "layout", Layout(""), _show_layout, _write_layout, _read_layout),
     Knob("weight_update", "weight update", WeightUpdate(), _show_options, _write_options,
-         _read_options("weight_update", WeightUpdate)),
+         _read_options(WeightUpdate)),
     Knob("remat", "remat", "model", lambda x: "as in the model" if x == "model" else x, str,
-         lambda x: _text("remat", x), of_step=True),
-    Knob("microbatches", "micro-batches", 1, str, int, lambda x: x, of_step=True),
-    Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options("overlap", Overlap)),
-    Knob("attention_kernel", "attention kernel", "auto", str, str, lambda x: _text("attention_kernel", x)),
-    Knob("unroll", "unroll", False, lambda x: "loops" if x else "nothing", bool, lambda x: x),
-    Knob("steps", "collectives in steps", "auto", str, str, lambda x: _text("steps", x)),
-    Knob("machine", "machine", None, lambda x: x or "none", str, lambda x: _text("machine", x)),
-    Knob("chunks", "chunks of a stage", 1, str, int, lambda x: x),
+         _reader("remat", str), of_step=True),
+    Knob("microbatches", "micro-batches", 1, str, int, _reader("microbatches", int), of_step=True),
+    Knob("overlap", "overlap", NO_OVERLAP, _show_options, _write_options, _read_options(Overlap)),
+    Knob("attention_kernel", "attention kernel", "auto", str, str, _reader("attention_kernel", str)),
+    Knob("unroll", "unroll", False, lambda x: "loops" if x else "nothing", bool, _reader("unroll", bool)),
+    Knob("steps", "collectives in steps", "auto", str, str, _reader("steps", str)),
+    Knob("machine", "machine", None, lambda x: x or "none", str, _reader("machine", str)),
+    Knob("chunks", "chunks of a stage", 1, str, int, _reader("chunks", int)),
 )  # fmt: skip

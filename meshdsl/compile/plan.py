@@ -11,7 +11,6 @@ import contextlib
 import functools
 import inspect
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,10 +21,11 @@ from ..errors import LayoutError, nearest
 from ..errors.files import write_text
 from ..errors.markup import page_part
 from ..errors.no_effect import NoEffectError, no_effect, reported, warn_dropped
+from ..errors.values import load_toml, parse_toml, to_toml
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, STEPS, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KERNELS, KNOBS, check_choice, check_count, check_remat, check_unroll, toml
+from .knobs import KERNELS, KNOBS, check_choice, check_count, check_remat
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -92,7 +92,7 @@ class Plan:
             "microbatches": check_count("microbatches", microbatches, "a step divides its batch into 1 part or more"),
             "overlap": overlap if isinstance(overlap, Overlap) else Overlap(overlap),
             "attention_kernel": check_choice("attention_kernel", attention_kernel, KERNELS),
-            "unroll": check_unroll(unroll),
+            "unroll": check_choice("unroll", unroll, (False, True)),
             "steps": check_choice("steps", steps, STEPS),
             "machine": machine,
             "chunks": check_count("chunks", chunks, "a pipeline stage has 1 block of layers or more"),
@@ -154,7 +154,7 @@ class Plan:
 
     def to_toml(self) -> str:
         """The plan as TOML, which `Plan.from_toml` reads."""
-        return "".join(f"{name} = {toml(value)}\n" for name, value in self.to_dict().items())
+        return "".join(f"{name} = {to_toml(value)}\n" for name, value in self.to_dict().items())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a TOML file."""
@@ -166,11 +166,7 @@ class Plan:
 
         `strict` is that of `load`.
         """
-        try:
-            document = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise LayoutError(f"the plan is not TOML: {error}") from None
-        return Plan.from_dict(document, strict=strict)
+        return Plan.from_dict(parse_toml(text, "the plan", LayoutError), strict=strict)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], *, strict: bool = True) -> Plan:
@@ -190,11 +186,9 @@ class Plan:
 
         With `strict=False`, what has no effect in the plan is dropped with a `md.NoEffectWarning`.
         """
+        values = load_toml(Path(path), "the plan", LayoutError)
         try:
-            return Plan.from_toml(Path(path).read_text(encoding="utf-8"), strict=strict)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise LayoutError(f"the plan {os.fspath(path)} cannot be read: {reason}") from None
+            return Plan.from_dict(values, strict=strict)
         except LayoutError as error:
             raise type(error)(f"the plan {os.fspath(path)} is wrong\n  {error.args[0]}") from None
 

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import nearest
+from ..errors.values import load_toml
 from ..targets import Target, target_for
-from .machine_file import MODE, MachineError, read, read_toml
+from .machine_file import MODE, MachineError, read_machine
 from .network import KINDS, Network
 from .profile import KernelProfile, load_profile
 
@@ -178,12 +179,6 @@ def _named(name: str) -> Machine:
     for folder in (*users_folders(), PACKAGED):
         if (folder / f"{text}.toml").is_file():
             return _load(folder / f"{text}.toml", modes)
-    if text == "cpu":
-        raise MachineError(
-            "this computer has no machine file yet: its figures are measured, not published\n"
-            "  run: meshdsl doctor --calibrate\n"
-            f"  which writes cpu.toml to {users_folders()[0]}"
-        )
     raise MachineError(
         f"no machine is called {text!r}; {nearest(text, machines())}\n"
         f"  or give the path of a TOML file, written as those in {PACKAGED}"
@@ -203,9 +198,11 @@ def users_folders() -> list[Path]:
 
 
 def _load(path: Path, modes: Sequence[str]) -> Machine:
-    document = read_toml(path, "machine file", lambda: f"; the names known are: {', '.join(machines())}")
+    if not path.exists():
+        raise MachineError(f"there is no machine file {path}; the names known are: {', '.join(machines())}")
+    document = load_toml(path, "the machine file", MachineError)
     name = ":".join([path.stem, ",".join(modes)]) if modes else path.stem
-    return Machine(name=name, file=str(path), **read(in_modes(document, modes, str(path)), str(path)))
+    return Machine(name=name, file=str(path), **read_machine(in_modes(document, modes, str(path)), str(path)))
 
 
 def split_modes(name: str) -> tuple[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from ..errors import LayoutError
 from ..layouts import Mesh
 from ..lowering import CollectiveRecord
 from .placing import Parts, assigned, by_default
-from .transfer import KINDS, Group, NetworkTier, Point, TimeTable, read, table_of
+from .transfer import KINDS, Group, NetworkTier, TimeTable, read, table_of
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,6 @@ def full_bytes(record: CollectiveRecord, n: int) -> int:
             return round(record.bytes * n * record.op.share)
         case _:
             return record.bytes
-
-
-def monotone(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Prepare measured points for a table: sort by bytes and make seconds non-decreasing.
-
-    >>> monotone([(4.0, 2e-6), (1.0, 1e-6), (2.0, 3e-6)])
-    ((1.0, 1e-06), (2.0, 3e-06), (4.0, 3e-06))
-    """
-    longest, table = 0.0, []
-    for size, seconds in sorted(points):
-        longest = max(longest, seconds)
-        table.append((size, longest))
-    return tuple(table)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from .machine_file import MachineError, read_toml
+from ..errors import UsageError
+from ..errors.values import AboveZero, FromZero, Table, load_toml, read
+from .machine_file import MachineError
 
 KEYS = ("device", "platform", "jax", "date", "rounds")
 
@@ -38,6 +39,14 @@ class Point:
     sizes: tuple[int, ...]
     work: float
     seconds: float
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A table `[[kernel]]` of a profile."""
+
+    form: str
+    points: list[tuple[tuple[int, ...], FromZero, AboveZero]]
 
 
 @dataclass(frozen=True)
@@ -134,27 +143,24 @@ class Coverage:
         )
 
 
+_KINDS = {
+    **dict.fromkeys(("device", "platform", "jax", "date"), str),
+    "rounds": int,
+    "kernel": list[_Kernel],
+}
+
+
 def load_profile(path: str | os.PathLike[str]) -> KernelProfile:
     """Read a profile; raises `MachineError` for a file that is missing or malformed."""
     file = Path(path).expanduser()
-    document = read_toml(file, "profile", lambda: f"\n  run: meshdsl doctor --profile MODEL --out {file}")
-    missing = [key for key in (*KEYS, "kernel") if key not in document]
-    if missing:
-        raise MachineError(
-            f"the profile {file} has no {', '.join(missing)}\n  measure again with meshdsl doctor --profile"
-        )
+    if not file.exists():
+        raise MachineError(f"there is no profile {file}\n  run: meshdsl doctor --profile MODEL --out {file}")
     try:
-        kernels = {str(entry["form"]): tuple(map(_point, entry["points"])) for entry in document["kernel"]}
-    except (KeyError, TypeError, ValueError) as error:
+        values = read("", load_toml(file, "the profile", MachineError), Table(_KINDS, tuple(_KINDS)))
+    except UsageError as error:
+        problems = str(error).replace("\n", "\n  ")
         raise MachineError(
-            f"the profile {file} has a malformed kernel: {type(error).__name__}: {error}\n"
-            "  a kernel is a form and its points, each [[sizes], work, seconds] with seconds above 0"
+            f"the profile {file} is malformed; measure again with meshdsl doctor --profile\n  {problems}"
         ) from None
-    return KernelProfile(**{key: document[key] for key in KEYS}, kernels=kernels, file=str(file))
-
-
-def _point(row: Any) -> Point:
-    sizes, work, seconds = row
-    if not (math.isfinite(work) and math.isfinite(seconds) and seconds > 0 and work >= 0):
-        raise ValueError(f"{row}")
-    return Point(tuple(map(int, sizes)), float(work), float(seconds))
+    kernels = {kernel.form: tuple(Point(*row) for row in kernel.points) for kernel in values.pop("kernel")}
+    return KernelProfile(**values, kernels=kernels, file=str(file))

@@ -29,13 +29,18 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from ..errors.values import AboveZero, Bounds, Count, FromZero, increasing, one_of
 from .placing import AxisFactor
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+Kind = Annotated[str, one_of(KINDS)]
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")  # timed as all_gathers: two, one and one
 
-Point = tuple[float, float]  # bytes V, seconds
+LEVEL_KINDS = ("torus", "ring", "switch", "mesh")  # mesh: a link for every pair; ring: one direction only
+
+Point = tuple[AboveZero, AboveZero]  # bytes V, seconds
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,13 @@ class NetworkTier:
     devices use one link or port together. `device_bandwidth` limits one device, even when its neighbours send nothing.
     """
 
-    kind: str  # "torus", "switch", "mesh": a link for every pair, or "ring": one direction only
-    axes: Mapping[str, int]
-    bandwidth: float
-    latency: float = 0.0  # seconds per hop
-    wrap: int = 0  # a torus axis is a closed ring if its size is a multiple of this; 0: never
-    share: int = 1
-    device_bandwidth: float = math.inf
+    kind: Annotated[str, one_of(LEVEL_KINDS)]
+    axes: Mapping[str, Count]
+    bandwidth: AboveZero
+    latency: FromZero = 0.0  # seconds per hop
+    wrap: Annotated[int, Bounds(0)] = 0  # a torus axis is a closed ring if its size is a multiple of this; 0: never
+    share: Count = 1
+    device_bandwidth: AboveZero = math.inf
 
     @property
     def size(self) -> int:
@@ -68,9 +73,9 @@ class NetworkTier:
 class TimeTable:
     """Measured times of one collective. `group`: its devices per level, inner to outer; (4, 2) is 4 in each of 2."""
 
-    kind: str
-    group: tuple[int, ...]
-    points: tuple[Point, ...]  # bytes V increase; seconds never decrease
+    kind: Kind
+    group: tuple[Count, ...]
+    points: Annotated[tuple[Point, ...], increasing]  # bytes V increase; seconds never decrease
 
 
 @dataclass(frozen=True)

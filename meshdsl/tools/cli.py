@@ -1,20 +1,16 @@
 """The command `meshdsl`. Results go to stdout, progress and errors to stderr; with `--json`, results are JSON lines.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-75 stopped by SIGTERM and saved, 130 interrupted. Errors are printed without a traceback (`MESHDSL_TRACEBACK=full` shows
-it). JAX is imported only by commands that need it; `--help` works without.
+75 stopped by SIGTERM and saved, 130 interrupted. JAX is imported only by commands that need it; `--help` works without.
 
-Runs a command, and turns whatever it raises into a message on stderr and an exit code. No traceback is printed.
-
-A model file runs the user's code, which may raise anything, also `SystemExit`: these are failures of the file, and
-the message shows its line. Set `MESHDSL_TRACEBACK=full` to see the traceback as well.
+Whatever a command raises is a message on stderr without a traceback (`MESHDSL_TRACEBACK=full` shows it). A model file
+runs the user's code, which may raise anything, also `SystemExit`: the message then shows its line.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import functools
 import os
 import sys
@@ -39,16 +35,23 @@ from .commands import (
     train,
     verify,
 )
-from .commands.colours import of_error
-from .commands.common import FAILURE, ILLEGAL_LAYOUT, INTERRUPTED, OK, printable, reason_of, version
-from .commands.output import json_lines, steady
-from .commands.parser import Parser
+from .commands.common import (
+    FAILURE,
+    ILLEGAL_LAYOUT,
+    INTERRUPTED,
+    discard_output,
+    json_lines,
+    printable,
+    reason_of,
+    say,
+    version,
+)
 
-GROUPS = {
-    "start": (init, list_, doctor),
-    "analyse": (analyze, compare, search, scale, explain, verify),
-    "train": (train, import_, generate, export),
-}
+COMMANDS = (
+    *(init, list_, doctor),
+    *(analyze, compare, search, scale, explain, verify),
+    *(train, import_, generate, export),
+)
 
 _EXAMPLES = """\
 examples:
@@ -73,61 +76,49 @@ exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (default: `sys.argv`) and return the exit code."""
+    """Run the command line (default: `sys.argv`) and return the exit code; --help and mistakes raise `SystemExit`."""
     entry = caller()
-    options = argparse.Namespace()
-    with steady() as stdout:
-        try:
-            options = parser().parse_args(arguments)
-        except SystemExit as stop:  # --help, --version or a mistake; argparse has printed it
-            code = stop.code if isinstance(stop.code, int) else FAILURE
-        else:
-            with json_lines() if options.json else contextlib.nullcontext():
-                code = exit_code_of(options, entry)
-        stdout.flush()
-        problem = stdout.problem
-        if problem is None or (problem.errno == errno.EPIPE and getattr(options, "saves", False)):
-            return code
-        if problem.errno != errno.EPIPE:
-            print(f"stdout cannot be written: {problem.strerror}", file=sys.stderr)
-        return FAILURE if code == OK else code
+    options = parser().parse_args(arguments)
+    try:
+        if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
+            check_jax()
+        with contextlib.ExitStack() as stack:
+            if options.json:
+                stack.enter_context(json_lines())
+            if not getattr(options, "strict", True):
+                stack.enter_context(reported(_warn_once()))
+            code = options.run(options)
+        print(end="", flush=True)
+        return code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout has gone, and there is nothing to save
+        discard_output()
+        return FAILURE
+    except BaseException as error:
+        discard_output()
+        if os.environ.get("MESHDSL_TRACEBACK"):
+            traceback.print_exc()
+        known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
+        say(f"{type(known).__name__}: {_message(known, entry)}")
+        return getattr(known, "exit_code", ILLEGAL_LAYOUT if isinstance(known, LayoutError) else FAILURE)
 
 
-def parser() -> Parser:
-    """The parser of all commands; its help lists them in groups."""
-    root = Parser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    root = argparse.ArgumentParser(
         prog="meshdsl",
         description="Write a model once with named dims, choose a layout for each mesh, and see every collective.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     root.add_argument("--version", action="version", version=f"meshdsl {version()}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    for title, modules in GROUPS.items():
-        for module in modules:
-            module.add(commands)
-        root.groups[title] = [module.__name__.rpartition(".")[2].rstrip("_") for module in modules]
+    for module in COMMANDS:
+        module.add(commands)
     return root
-
-
-def exit_code_of(options: argparse.Namespace, entry: Where) -> int:
-    """Run the command and return its exit code. `entry` is the line that called `main`."""
-    try:
-        if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
-            check_jax()
-        with contextlib.nullcontext() if getattr(options, "strict", True) else reported(_warn_once()):
-            return options.run(options)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout has gone, and there is nothing to save
-        return FAILURE
-    except BaseException as error:
-        if os.environ.get("MESHDSL_TRACEBACK"):
-            traceback.print_exc()
-        known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
-        print(f"{of_error(type(known).__name__)}: {_message(known, entry)}", file=sys.stderr)
-        return getattr(known, "exit_code", ILLEGAL_LAYOUT if isinstance(known, LayoutError) else FAILURE)
 
 
 def _warn_once() -> Callable[[str], object]:

@@ -10,8 +10,8 @@ import numpy as np
 
 import meshdsl as md
 
+from ..errors.values import as_json
 from .data import SPLITS, VOCABULARY, corpus
-from .values import as_json
 
 Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> arrays by input name
 

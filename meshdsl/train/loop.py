@@ -19,6 +19,7 @@ import numpy as np
 
 import meshdsl as md
 
+from ..errors.values import as_json
 from ..metric import MetricTerms, on_host
 from ..optim.optimizers import name_of
 from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
@@ -28,7 +29,6 @@ from .reader import Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
-from .values import as_json
 
 
 def train(

@@ -8,42 +8,41 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import tomllib
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import meshdsl as md
 
 from ..errors import UsageError
+from ..errors.values import Bounds, Count, as_json, load_toml, read, to_toml
 from .load import load, nearest
 from .plans import knobs_of, plan_of_file, plan_on, with_knobs
-from .values import as_json, from_text, from_toml, to_toml
 
-_LONGEST = 1 << 20  # bytes of a configuration file
+_FromZero = Annotated[int, Bounds(0)]
 
 
 @dataclass(frozen=True)
 class Training:
     """Training options: the table [train]."""
 
-    steps: int = 100
+    steps: _FromZero = 100
     seed: int = 0
-    eval_every: int = 0
-    eval_batches: int = 8
+    eval_every: _FromZero = 0
+    eval_batches: _FromZero = 8
     weight_update: Literal["replicated", "sharded", "auto"] = "replicated"
     update_group: str | None = None
     regather: bool = False
     remat: str = "model"
-    microbatches: int = 1
-    chunks: int = 1
+    microbatches: Count = 1
+    chunks: Count = 1
     overlap: str = "none"
     collective_steps: Literal["auto", "flat", "always"] | None = None  # None: "auto", and the machine is not for steps
     machine: str | None = None  # for weight_update "auto", for an overlap and for collectives in steps
     non_finite: Literal["stop", "skip"] = "stop"
-    max_skips: int = 10
+    max_skips: Count = 10
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,12 @@ class Saving:
     """Checkpoint options: the table [checkpoints]."""
 
     directory: str | None = None
-    save_every: int = 100
-    keep: int = 3
+    save_every: Count = 100
+    keep: Count = 3
     resume: str = "auto"  # or never, or the path of a step or of a checkpoint directory
     take_over: bool = False
 
 
-_AT_LEAST = {
-    "steps": 0,
-    "eval_every": 0,
-    "eval_batches": 0,
-    "max_skips": 1,
-    "microbatches": 1,
-    "chunks": 1,
-    "save_every": 1,
-    "keep": 1,
-}
 _TABLES = {"train": Training, "checkpoints": Saving, "config": None}
 
 
@@ -124,12 +113,12 @@ def resolve(
         kinds |= _fields(type(workload.config) if kind is None else kind, f"{table}.")
     values: dict[str, Any] = {}
     if file is not None:
-        for key, value in _flatten(_load_toml(file), kinds):
+        for key, value in _flatten(load_toml(file, ""), kinds):
             if key == "workload" and value == source:  # written by --print-config
                 continue
             kind = kinds[_known_key(key, kinds, str(file))]
             try:
-                values[key] = from_toml(key, value, kind)
+                values[key] = read(key, value, kind)
             except UsageError:  # --print-config also writes fields whose type cannot be parsed
                 if not key.startswith("config.") or to_toml(value) != to_toml(_current_value(workload.config, key)):
                     raise
@@ -140,9 +129,6 @@ def resolve(
 
 def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settings: list[str]) -> Settings:
     for key, value in values.items():
-        minimum = _AT_LEAST.get(key.partition(".")[2]) if not key.startswith("config.") else None
-        if minimum is not None and value < minimum:
-            raise UsageError(f"{key} must be at least {minimum}, got {value}")
         if key in ("plan", "checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
             raise UsageError(f"{key} must not be empty")
     return Settings(
@@ -177,7 +163,7 @@ def _parsed(
     if name != key and key not in kinds:
         fields = [known.removeprefix("config.") for known in kinds if known.startswith("config.")]
         raise UsageError(f"the config of {workload.name} has no {name!r}{nearest(name, fields)}")
-    return key, from_text(name, text, kinds[_known_key(key, kinds, "a run")])
+    return key, read(name, text, kinds[_known_key(key, kinds, "a run")], is_text=True)
 
 
 def _configured(workload: md.Workload, values: Mapping[str, Any], settings: Sequence[str]) -> md.Workload:
@@ -220,28 +206,11 @@ def _current_value(config: Any, key: str) -> Any:
 
 def _fields(kind: Any, prefix: str) -> dict[str, Any]:
     """The type of every field by dotted key; nested dataclasses are expanded."""
-    hints, types = typing.get_type_hints(kind), {}
+    hints, types = typing.get_type_hints(kind, include_extras=True), {}
     for f in dataclasses.fields(kind):
         inner = hints[f.name]
         types |= _fields(inner, f"{prefix}{f.name}.") if dataclasses.is_dataclass(inner) else {prefix + f.name: inner}
     return types
-
-
-def _load_toml(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(_LONGEST + 1)
-        if len(raw) > _LONGEST:
-            raise UsageError(f"{file} has more than {_LONGEST} bytes, the limit for a configuration file")
-        return tomllib.loads(raw.decode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not TOML: byte {error.start} is not UTF-8") from None
-    except RecursionError:
-        raise UsageError(f"{file} is not a configuration: its values are nested too deeply") from None
-    except ValueError as error:  # TOML's own errors, and numbers of thousands of digits
-        raise UsageError(f"{file} is not TOML: {error}") from None
 
 
 def _flatten(tables: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

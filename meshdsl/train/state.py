@@ -22,9 +22,9 @@ import jax
 import meshdsl as md
 
 from ..errors import UsageError
+from ..errors.values import as_json
 from ..optim.per_tensor import path_of
 from .iterators import go_to
-from .values import as_json
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import threading
 from collections.abc import Callable
@@ -45,12 +44,10 @@ class Stop:
     True
 
     Python handles signals only in the main thread. In another thread no handlers are installed; `note` still works.
-    A handler calls `interrupt`, which may raise an exception where the main thread waits and catches it.
     """
 
-    def __init__(self, interrupt: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.noted = 0
-        self.interrupt = interrupt
         self._previous: dict[int, Any] = {}  # the handlers that were replaced
         self._largest: Callable[[md.Tensor], md.Tensor] | None = None
 
@@ -62,13 +59,9 @@ class Stop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.note(number)
-        name = signal.Signals(number).name
+        text = f"{signal.Signals(number).name}: finishing this step, then saving; send it again to exit at once\n"
         with contextlib.suppress(OSError):
-            if select.select([], [2], [], 0)[1]:  # else a reader that does not read would keep the run from saving
-                text = f"{name}: finishing this step, then saving; send it again to exit at once\n"
-                os.write(2, text.encode("ascii"))
-        if self.interrupt is not None:
-            self.interrupt()
+            os.write(2, text.encode("ascii"))
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():

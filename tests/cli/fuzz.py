@@ -173,7 +173,7 @@ def problem(words: list[str], code: Any, out: str, err: str) -> str | None:
         return "an error that says nothing"
     if code == 0 and not out:
         return "a success that printed nothing"
-    if any(c != "\n" and ord(c) < 32 for c in err):
+    if "usage: " not in err and any(c != "\n" and ord(c) < 32 for c in err):
         return "control characters"
     if code == 2 and not ("usage: " in err or "UsageError" in err):
         return "a usage error that does not say so"

@@ -114,10 +114,9 @@ def test_the_range_of_jax_is_that_of_the_package():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "1" + "0" * 20], "--devices: must be at most"),
-        (["--steps", "9" * 5000], "--steps: must be at most"),
+        (["--devices", "1" + "0" * 20], "--devices: must be an integer from 1 to 4096"),
+        (["--steps", "9" * 5000], "--steps: must be an integer from 0 to 1e+15"),
         (["--steps", "\N{SUPERSCRIPT TWO}"], "--steps: must be an integer from 0"),
-        (["--steps", "\N{ARABIC-INDIC DIGIT TWO}"], "--steps: must be an integer from 0"),
         (["--seed", "9" * 5000], "--seed: must be an integer"),
         (["--set", "learning_rate=-1"], "the learning rate must be at least 0, got -1.0"),
         (["--set", "learning_rate=nan"], "the learning rate must be at least 0, got nan"),

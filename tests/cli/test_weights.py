@@ -36,9 +36,9 @@ def test_generate_errors(imported: Path):
     common = ["generate", MODEL, "--params", str(imported)]
     for arguments, message in [
         (["--prompt-ids", "1,29"], "--prompt-ids has 29, and the model has 29 tokens, from 0 to 28"),
-        (["--prompt-ids", "1,x"], "must be token ids such as 1,2,3, got '1,x'"),
+        (["--prompt-ids", "1,x"], "--prompt-ids: [1] must be an integer from 0 to 1e+09, got 'x'"),
         (["--prompt-ids", "1", "--seed", "1"], "--seed has no effect without --temperature"),
-        (["--prompt-ids", "1", "--temperature", "0"], "must be a number above 0, got '0'"),
+        (["--prompt-ids", "1", "--temperature", "0"], "must be a number above 0 and at most 1e+06, got '0'"),
         (["--prompt-ids", "1", "--params", "nowhere"], "there is no directory 'nowhere'"),
     ]:
         run = here(*common, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -162,8 +163,6 @@ def test_a_dtype_without_a_peak(folder: Path):
 def test_an_unknown_machine():
     with pytest.raises(MachineError, match="no machine is called 'h10'; did you mean 'h100'\\? there are: a100-dgx, "):
         machine("h10")
-    with pytest.raises(MachineError, match=r"run: meshdsl doctor --calibrate\n  which writes cpu\.toml to "):
-        machine("cpu")
 
 
 # (what is changed, what the error says of it)
@@ -173,23 +172,23 @@ WRONG = {
     "unknown": (("hbm_bandwidth", "hbm_bandwith"), "hbm_bandwith: unknown key; did you mean 'hbm_bandwidth'?"),
     "unknown in a level": (("bandwidth = 1e10", "bandwidth = 1e10\nhop = 1"), "network.level[0].hop: unknown key;"),
     "unknown in the network": (("[network]\nlaunch", "[network]\nlunch"), "network.lunch: unknown key; did you mean"),
-    "text for a number": (("hbm = 8e9", 'hbm = "8 GB"'), "hbm: a number above 0 is expected, got '8 GB'"),
-    "negative": (("launch = 1e-6", "launch = -1e-6"), "launch: a number of at least 0 is expected, got -1e-06"),
-    "not finite": (("vector = 1e12", "vector = inf"), "vector: a number above 0 is expected, got inf"),
-    "a truth": (("vector = 1e12", "vector = true"), "vector: a number above 0 is expected, got True"),
-    "number for a text": (('"a machine"', "3"), "title: a text is expected, got 3"),
+    "text for a number": (("hbm = 8e9", 'hbm = "8 GB"'), "hbm must be a number above 0, got '8 GB'"),
+    "negative": (("launch = 1e-6", "launch = -1e-6"), "launch must be a number from 0, got -1e-06"),
+    "not finite": (("vector = 1e12", "vector = inf"), "vector must be a number above 0, got inf"),
+    "a truth": (("vector = 1e12", "vector = true"), "vector must be a number above 0, got True"),
+    "number for a text": (('"a machine"', "3"), "title must be text, got 3"),
     "no such dtype": (("bfloat16 = 1e13", "bfloat = 1e13"), "peak.bfloat: no dtype has this name"),
     "no dtype": (("bfloat16 = 1e13", ""), "peak: at least one dtype is needed"),
-    "fraction": (("0.9]", "1.5]"), "efficiency[2]: a number above 0 and at most 1 is expected, got 1.5"),
-    "order": (("[1e10, 0.9]", "[1e8, 0.9]"), "efficiency: the first of each pair [FLOPs, fraction] must increase"),
-    "no pairs": (("[1e6, 0.1], ", "3, "), "efficiency: a list of pairs [FLOPs, fraction] is expected"),
+    "fraction": (("0.9]", "1.5]"), "efficiency[2][1] must be a number above 0 and at most 1, got 1.5"),
+    "order": (("[1e10, 0.9]", "[1e8, 0.9]"), "efficiency: the first numbers of its pairs must increase"),
+    "no pairs": (("[1e6, 0.1], ", "3, "), "efficiency[0] must be a list of 2 values, got 3"),
     "device": (('device = "GPU"', 'device = "Gpu"'), "device: unknown 'Gpu'; there are: chip, core, GPU, CPU device"),
     "level kind": (('"switch"', '"swich"'), "network.level[0].kind: unknown 'swich'; did you mean 'switch'?"),
     "level axes": (("{ gpu = 8 }", "{ gpu = 8, node = 2 }"), "network.level[0].axes: a switch has one axis, got"),
-    "level size": (("{ gpu = 8 }", "{ gpu = 0 }"), "network.level[0].axes.gpu: a whole number of at least 1"),
+    "level size": (("{ gpu = 8 }", "{ gpu = 0 }"), "network.level[0].axes.gpu must be an integer from 1, got 0"),
     "level bandwidth": (("bandwidth = 1e10", ""), "network.level[0].bandwidth: missing"),
     "wrap": (("bandwidth = 1e10", "bandwidth = 1e10\nwrap = 4"), "network.level[0].wrap: only the axes of a torus"),
-    "levels": (("[[network.level]]", "[network.level]"), "network.level: written as [[network.level]], once for each"),
+    "levels": (("[[network.level]]", "[network.level]"), "network.level must be a list, each a table, got a table"),
     "same axis": (
         ("{ gpu = 8 }", '{ gpu = 8 }\nbandwidth = 1\n[[network.level]]\nkind = "switch"\naxes = { gpu = 2 }'),
         "network.level: two levels have a hardware axis 'gpu'",
@@ -198,12 +197,12 @@ WRONG = {
     "table group": (("[8]\n", "[16]\n"), "network.measured[0].group: 16 devices in a level of 8"),
     "table levels": (("[8]\n", "[8, 2]\n"), "network.measured[0].group: devices in each of the 1 levels"),
     "table faster": (("[1e7, 1e-3]", "[1e7, 1e-5]"), "network.measured[0].points: more bytes take less time; smooth"),
-    "table order": (("[1e7, 1e-3]", "[1e6, 1e-3]"), "network.measured[0].points: the first of each pair"),
+    "table order": (("[1e7, 1e-3]", "[1e6, 1e-3]"), "network.measured[0].points: the first numbers of"),
     "table without points": (("points", "pints"), "network.measured[0].points: missing"),
-    "sources": (('hbm = "made up"', "hbm = 3"), "sources.hbm: a text is expected, got 3"),
-    "regimes": (("[peak]", "uncertainty = { compute = 0.1, wire = 1 }\n[peak]"), "uncertainty.wire: unknown key;"),
+    "sources": (('hbm = "made up"', "hbm = 3"), "sources.hbm must be text, got 3"),
+    "regimes": (("[peak]", "uncertainty = { compute = 0.1, wire = 1 }\n[peak]"), "uncertainty.wire: unknown 'wire';"),
     "regime missing": (("[peak]", "uncertainty = { compute = 0.1 }\n[peak]"), "missing for launch, network"),
-    "combine": (("[network]", "[network]\ncombine = { gather = 1 }"), "network.combine.gather: unknown key;"),
+    "combine": (("[network]", "[network]\ncombine = { gather = 1 }"), "network.combine.gather: unknown 'gather';"),
     "reached": (("[peak]", "[reached]\nfloat = 0.5\n[peak]"), "reached.float: no dtype has this name"),
     "mode": (("[sources]", "[mode.mine]\nhbbm = 1\n[sources]"), "mode.mine.hbbm: unknown key; did you mean 'hbm'?"),
     "asynchronous": (("[peak]", 'asynchronous = ["gather"]\n[peak]'), "asynchronous[0]: unknown 'gather'"),
@@ -226,7 +225,7 @@ def test_every_problem_at_once(folder: Path):
         machine(written(folder, *changes))
     first, *problems = str(error.value).splitlines()
     assert first == f"the machine file {folder / 'mine.toml'} has something wrong"
-    assert [problem.partition(":")[0].strip() for problem in problems] == [
+    assert [re.split(":| must", problem)[0].strip() for problem in problems] == [
         "vecto",
         "vector",
         "hbm",
@@ -247,5 +246,5 @@ def test_files_that_cannot_be_read(folder: Path):
     with pytest.raises(MachineError, match=r"bad.toml is not TOML: Invalid value"):
         machine("bad")
     (folder / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(MachineError, match=r"bytes.toml cannot be read"):
+    with pytest.raises(MachineError, match=r"bytes.toml is not TOML: byte 0 is not UTF-8"):
         machine("bytes")

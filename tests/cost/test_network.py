@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.cost.machine import machine, machines
-from meshdsl.cost.network import KINDS, Network, NetworkTier, TimeTable, full_bytes, monotone, place
+from meshdsl.cost.network import KINDS, Network, NetworkTier, TimeTable, full_bytes, place
 from meshdsl.errors import LayoutError
 
 V = 1e9
@@ -169,8 +169,8 @@ def test_a_table_is_of_its_group_only():
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1.0)), min_size=1, max_size=8))
 def test_monotone_points_make_a_monotone_table(points: list[tuple[float, float]]):
-    points = list(dict(points).items())
-    table = TimeTable("all_reduce", (8,), monotone(points))
+    sizes, seconds = sorted(dict(points)), sorted(dict(points).values())
+    table = TimeTable("all_reduce", (8,), tuple(zip(sizes, seconds, strict=True)))
     placement = place(Network(NODES.levels, 1e-6, (table,)), md.Mesh("x:8"))
     times = [placement.seconds("all_reduce", ["x"], size) for size in np.geomspace(1, 1e7, 60)]
     assert all(b >= a * (1 - 1e-12) for a, b in itertools.pairwise(times))

@@ -9,7 +9,6 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
-from .colours import painted
 from .common import command, out_file, positive, print_json, workload_of, workload_options, write
 from .costing import cost_options, exit_code, machine_of, pictures_of, report_for
 from .plans import given_knobs, knob_options, workload_and_plan
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"command": "analyze", **report.to_dict(), **({"overlap": windows.to_dict()} if windows else {})})
     else:
-        print(painted(str(report) if windows is None else f"{report}\n\n{windows}", report.mesh.axes))
+        print(str(report) if windows is None else f"{report}\n\n{windows}")
     return exit_code(report)
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ...cost.report.schema import SCHEMA_VERSION, plain
 from ...errors import MeshdslError, UsageError
-from .output import results
+from ...errors.values import Bounds, read
 
 LARGEST = 10**15  # of any count on the command line
 MOST_DEVICES = 4096  # CPU devices of one program
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-OK, FAILURE, USAGE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILURE, ILLEGAL_LAYOUT, INTERRUPTED = 0, 1, 3, 130
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -24,8 +27,8 @@ Run = Callable[[argparse.Namespace], int]
 def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = True) -> argparse.ArgumentParser:
     """Add a subcommand with the option `--json` and, if `workload`, the argument WORKLOAD."""
     sentence = about[0].upper() + about[1:] + "."
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence)
-    parser.set_defaults(run=run, parser=parser)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence, allow_abbrev=False)
+    parser.set_defaults(run=run)
     if workload:
         parser.add_argument("workload", metavar="WORKLOAD", help="a model (llama, transformer:lm) or file.py:name")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
@@ -70,37 +73,22 @@ def config_options(parser: argparse._ActionsContainer, extra: str = "") -> None:
     )
 
 
-def count(text: str) -> int:
-    """Parse an option as an integer from 0 to `LARGEST`."""
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"must be an integer from 0, got {shortened(text)}")
-    if len(text.lstrip("0")) > len(str(LARGEST)) or int(text) > LARGEST:
-        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {shortened(text)}")
-    return int(text)
+def typed(kind: Any) -> Callable[[str], Any]:
+    """A parser of an option's value, of a type that `errors.values` reads."""
+
+    def parse(text: str) -> Any:
+        try:
+            return read("", text, kind, is_text=True)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
 
 
-def positive(text: str) -> int:
-    """Parse an option as an integer from 1 to `LARGEST`."""
-    n = count(text)
-    if not n:
-        raise argparse.ArgumentTypeError("must be at least 1, got 0")
-    return n
-
-
-def integer(text: str) -> int:
-    """Parse an option as an integer of at most 40 digits."""
-    digits = text[1:] if text[:1] in ("-", "+") else text
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 40:
-        raise argparse.ArgumentTypeError(f"must be an integer, got {shortened(text)}")
-    return int(text)
-
-
-def cpu_devices(text: str) -> int:
-    """Parse an option as a number of devices, from 1 to `MOST_DEVICES`."""
-    n = positive(text)
-    if n > MOST_DEVICES:
-        raise argparse.ArgumentTypeError(f"must be at most {MOST_DEVICES}, got {n}")
-    return n
+count = typed(Annotated[int, Bounds(0, LARGEST)])
+positive = typed(Annotated[int, Bounds(1, LARGEST)])
+integer = typed(Annotated[int, Bounds(-(10**40), 10**40)])
+cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 
 def shortened(text: str) -> str:
@@ -147,10 +135,41 @@ def write(path: Path, text: str) -> None:
         raise UsageError(message) from None
 
 
+_results: list[Any] = []
+
+
+@contextlib.contextmanager
+def json_lines() -> Iterator[None]:
+    """Sends all that is printed to stderr meanwhile, except the records of `print_json`."""
+    _results.append(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _results.pop()
+
+
+def discard_output() -> None:
+    """Drop what is printed from now on to a stream that cannot be written, also what Python flushes when it exits."""
+    for stream in (*_results, sys.stdout, sys.stderr):
+        try:
+            print(end="", file=stream, flush=True)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, unless it cannot be written."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard_output()
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """Print a record with the schema version as one JSON line on stdout."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **plain(record)}, allow_nan=False)
-    print(line, file=results(), flush=True)
+    print(line, file=_results[-1] if _results else sys.stdout, flush=True)
 
 
 def answer(options: argparse.Namespace, record: Mapping[str, Any], text: object) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import LayoutError, UsageError
-from .colours import painted
 from .common import ILLEGAL_LAYOUT, command, print_json, workload_of, workload_options, write
 from .costing import cost_options, exit_code, pictures_of, report_of, step_of, step_title
 from .plans import check_forward, knob_options, plan_of
@@ -51,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"command": "compare", **comparison.to_dict()})
     else:
-        axes = dict.fromkeys(axis for report in reports.values() for axis in report.mesh.axes)
-        print(painted(str(comparison), axes))
+        print(comparison)
     for name in illegal:
         print(f"illegal layout: {name}", file=sys.stderr)
     return ILLEGAL_LAYOUT if illegal else exit_code(*reports.values())

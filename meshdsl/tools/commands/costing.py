@@ -12,7 +12,8 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import ShapeError, UsageError
-from .common import ILLEGAL_LAYOUT, OK, out_file, section
+from ...errors.values import AboveZero
+from .common import ILLEGAL_LAYOUT, OK, out_file, section, typed
 
 DEFAULT_MACHINE = "tpu-v5e"
 _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -52,7 +53,10 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
         "--tokens", type=amount, metavar="N", help="also show the time to N tokens or samples, such as 300e9 or 300G"
     )
     parser.add_argument(
-        "--price", type=price, metavar="MONEY", help="price of one device for an hour, for the money to --tokens"
+        "--price",
+        type=typed(AboveZero),
+        metavar="MONEY",
+        help="price of one device for an hour, for the money to --tokens",
     )
     if html:
         html_option(parser)
@@ -72,13 +76,6 @@ def amount(text: str) -> float:
     if match is None or not 0 < float(match[1]) * scale[match[2]] < math.inf:
         raise argparse.ArgumentTypeError(f"write a number as 300e9, 300G or 1.4T, above 0; got {text[:60]!r}")
     return float(match[1]) * scale[match[2]]
-
-
-def price(text: str) -> float:
-    """Parse an option as an amount of money above 0."""
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text) or not float(text):
-        raise argparse.ArgumentTypeError(f"write a price as a number above 0, such as 2.5; got {text[:60]!r}")
-    return float(text)
 
 
 def step_options(parser: argparse.ArgumentParser) -> None:

@@ -27,44 +27,29 @@ def add(commands: Any) -> None:
     about = "check versions and devices against those that meshdsl is tested with"
     parser = command(commands, "doctor", run, about, workload=False)
     parser.add_argument(
-        "--calibrate",
-        nargs="?",
-        const="",
-        type=_machine_file,
-        metavar="FILE",
-        help="measure this computer's CPU instead, and write the machine file that --machine cpu reads (default: in "
-        "$MESHDSL_MACHINES or ~/.config/meshdsl/machines)",
-    )
-    parser.add_argument(
         "--profile",
         metavar="WORKLOAD",
         help="measure the kernels of a workload's step on this computer's devices instead, and write the file that "
         "--profile of analyze, compare and explain reads",
     )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="with --calibrate or --profile: fewer points, or shorter measurements, in a third of the time",
-    )
     measured: Any = parser.add_argument_group("with --profile")
+    measured.add_argument("--quick", action="store_true", help="shorter measurements, in a third of the time")
     workload_options(measured)
     step_options(measured)
     knob_options(measured, several=("overlap",))
     measured.add_argument("--machine", metavar="NAME", help="the machine that overlap plans are made for")
     measured.add_argument(
         "--out",
-        type=_machine_file,
-        default="profile.toml",
+        type=out_file,
+        default=Path("profile.toml"),
         metavar="FILE",
         help="the profile; one of the same device and JAX version is extended (default profile.toml)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print versions, devices and problems, and return 1 if there are problems; or calibrate, or profile."""
+    """Print versions, devices and problems, and return 1 if there are problems; or profile."""
     _check(options)
-    if options.calibrate is not None:
-        return _calibrate(options)
     if options.profile is not None:
         return profile(options)
     versions, problems = _examine()
@@ -75,37 +60,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise `UsageError` for options that have no effect together."""
-    if options.calibrate is not None and options.profile is not None:
-        raise UsageError("--calibrate and --profile measure different things; give one of them")
-    if options.quick and options.calibrate is None and options.profile is None:
-        raise UsageError("--quick has no effect without --calibrate or --profile")
-    names = ("layout", "mesh", "settings", "overlap", "machine", "forward")
+    """Raise `UsageError` for options that have no effect without `--profile`."""
+    names = ("quick", "layout", "mesh", "settings", "overlap", "machine", "forward")
     unused = [f"--{name}" for name in names if getattr(options, name)]
     if unused and options.profile is None:
         raise UsageError(f"{unused[0].replace('settings', 'set')} has no effect without --profile")
-
-
-def _machine_file(text: str) -> str:
-    """Parse an option as the path of a machine file, which must end in .toml."""
-    if text and not text.endswith(".toml"):
-        raise argparse.ArgumentTypeError(f"a machine file must end in .toml, got {text!r}")
-    return str(out_file(text)) if text else ""
-
-
-def _calibrate(options: argparse.Namespace) -> int:
-    """Measure this computer and print the machine file and its path."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    md.host_devices(8)
-    from ..compilers.calibrate import calibrate
-
-    path = calibrate(options.calibrate or None, quick=options.quick)
-    machine = md.machine(path)
-    record = {"command": "doctor", "machine_file": str(path), "machine": machine.name, "title": machine.title}
-    answer(options, record, f"{machine}\nwritten to {path}")
-    return OK
 
 
 def _examine() -> tuple[dict[str, Any], list[str]]:
@@ -177,10 +136,9 @@ def profile(options: argparse.Namespace) -> int:
     import jax
 
     from ...errors.files import write_text
-    from ..compilers.bench import QUICK, BenchPlan
-    from ..compilers.profiler import measure
+    from ..compilers.profiler import QUICK, BenchPlan, measure
 
-    options.workload, target = options.profile, Path(options.out)
+    options.workload, target = options.profile, options.out
     options.profile = None  # plans are made with the machine's own figures
     overlaps, options.overlap = options.overlap, None
     workload, plan = workload_and_plan(options)

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from ...errors import UsageError
-from .colours import painted
 from .common import OK, answer, command, integer, print_json, workload_options
 from .costing import cost_options, exit_code, needs_machine, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
@@ -64,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
         extra = {} if options.program else {"collectives": explain.collective_totals(program)}
         print_json({"command": "explain", "program": str(program), **extra})
         return OK
-    print(painted(str(program), program.mesh.axes))
+    print(program)
     if not options.program:
         print(f"\ncollectives of one step, per device, loop trips counted ({plan.mesh})\n")
-        print(painted(explain.totals_table(program), program.mesh.axes))
+        print(explain.totals_table(program))
         for schedule in compiled.pipelines(*arguments):
             print("\nmicro-batches by tick: F forward, B backward; a stage without one computes nothing of use\n")
             print(schedule)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import meshdsl as md
 
 from ...errors import UsageError
-from .common import OK, answer, command, integer, positive, printable
+from ...errors.values import Bounds
+from .common import OK, answer, command, integer, positive, printable, typed
 from .weights import checkpoints_of, hub_directory, layout_options, params_of_run, settings_of_run, started
+
+_IDS = Annotated[
+    list[Annotated[int, Bounds(0, 10**9)]], lambda ids: None if ids else "must be token ids such as 1,2,3, got none"
+]
 
 
 def add(commands: Any) -> None:
@@ -23,7 +28,11 @@ def add(commands: Any) -> None:
     prompts = parser.add_mutually_exclusive_group(required=True)
     prompts.add_argument("--prompt", action="append", metavar="TEXT", help="text, for --tokenizer; may be repeated")
     prompts.add_argument(
-        "--prompt-ids", action="append", type=_ids, metavar="IDS", help="token ids such as 1,2,3; may be repeated"
+        "--prompt-ids",
+        action="append",
+        type=typed(_IDS),
+        metavar="IDS",
+        help="token ids such as 1,2,3; may be repeated",
     )
     parser.add_argument(
         "--tokenizer",
@@ -34,29 +43,12 @@ def add(commands: Any) -> None:
     parser.add_argument("--tokens", type=positive, default=16, metavar="N", help="tokens to generate (default 16)")
     parser.add_argument(
         "--temperature",
-        type=_temperature,
+        type=typed(Annotated[float, Bounds(0, 1e6, above=True)]),
         metavar="T",
         help="sample at this temperature (default: the likeliest token)",
     )
     parser.add_argument("--seed", type=integer, metavar="N", help="seed of the samples (default 0)")
     layout_options(parser)
-
-
-def _ids(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and len(part.strip()) < 10 for part in parts):
-        raise argparse.ArgumentTypeError(f"must be token ids such as 1,2,3, got {text[:60]!r}")
-    return [int(part) for part in parts]
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text[:60]!r}")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:

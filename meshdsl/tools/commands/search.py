@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import LayoutError, UsageError
-from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
+from ...errors.values import FromZero
+from .common import OK, command, config_options, out_file, positive, print_json, typed, workload_of, write
 from .costing import html_option, machine_of, machine_options, step_of, step_options, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
@@ -53,28 +53,18 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=typed(FromZero),
         default=60.0,
         metavar="SECONDS",
         help="stop after SECONDS; the result is the best layout so far and its gap (default 60; 0: no limit)",
     )
     parser.add_argument(
         "--patience",
-        type=_seconds,
+        type=typed(FromZero),
         default=6.0,
         metavar="SECONDS",
         help="stop after SECONDS of processor time without a better plan (default 6; 0: never)",
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number of seconds, at least 0; got {text!r}")
-    return seconds
 
 
 def _show_progress(progress: Any) -> None:

@@ -10,7 +10,8 @@ import argparse
 import contextlib
 import os
 import re
-import sys
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -25,13 +26,13 @@ from .common import (
     ILLEGAL_LAYOUT,
     OK,
     command,
+    discard_output,
     print_json,
     printable,
+    say,
     write,
 )
-from .output import results, unblock
 from .records import StdoutWriter, sinks
-from .startup import default_sigterm
 from .train_options import train_options
 
 
@@ -58,13 +59,15 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _dry_run(options, settings, plan)
     if settings.checkpoints.directory is None:
-        default_sigterm()
         devices.start(options, plan.mesh)
         return _train(options, settings, plan, None)
-    options.saves = True  # so the run goes on, and saves, when nobody reads its output any more
-    devices.start(options, plan.mesh)
-    with Stop(interrupt=unblock) as stop:
-        return _train(options, settings, plan, stop)
+    with contextlib.ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            # nothing to save yet: exit as later, so that a scheduler starts the run again
+            before = signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+            stack.callback(signal.signal, signal.SIGTERM, before)
+        devices.start(options, plan.mesh)
+        return _train(options, settings, plan, stack.enter_context(Stop()))
 
 
 def _resolved(options: argparse.Namespace) -> Any:
@@ -158,7 +161,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
 
     def report(line: str) -> None:
         progress.clear()
-        print(line, file=sys.stderr, flush=True)
+        say(line)
 
     problems: list[MeshdslError] = []
     with contextlib.ExitStack() as stack:
@@ -188,10 +191,13 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
                 if record["event"] == "save" and not has_settings:
                     has_settings = True
                     _attempt(partial(_save_settings, settings, options.config), problems, report)
-                for sink in stdout:
-                    sink.write(record)
-                if stop is None and results().problem is not None:
-                    raise BrokenPipeError  # nobody reads the output, and there is nothing to save
+                try:
+                    for sink in stdout:
+                        sink.write(record)
+                except OSError:
+                    if stop is None:
+                        raise
+                    discard_output()  # a run that saves goes on when nobody reads its output
     if problems:
         raise problems[0]
     return OK

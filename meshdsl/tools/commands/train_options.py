@@ -50,8 +50,8 @@ def train_options(parser: argparse.ArgumentParser) -> None:
     saving = parser.add_argument_group("checkpoints")
     option = saving.add_argument
     option("--checkpoints", metavar="DIR", help="save the run in this directory, and resume from it")
-    option("--save-every", type=count, metavar="N", help="save every N steps and after the last step (default 100)")
-    option("--keep", type=count, metavar="N", help="number of newest checkpoints to keep (default 3)")
+    option("--save-every", type=positive, metavar="N", help="save every N steps and after the last step (default 100)")
+    option("--keep", type=positive, metavar="N", help="number of newest checkpoints to keep (default 3)")
     option(
         "--resume",
         metavar="auto|never|PATH",

@@ -2,8 +2,9 @@
 
 A kernel is measured as the cost model launches it: its operations as one compiled function, on the block of one device,
 in a loop on the device in which every trip depends on the one before. On CPU devices, which share the cores, all
-devices of the mesh run the kernel at once, and seconds are the process's CPU time divided by its cores, as for a
-machine file (see `calibrate`). Elsewhere one device runs it, and seconds are wall time.
+devices of the mesh run the kernel at once, and seconds are the process's CPU time divided by its cores; on an idle
+computer this equals wall time, and it does not grow when other processes compute. Elsewhere one device runs it, and
+seconds are wall time.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -13,7 +14,11 @@ machine file (see `calibrate`). Elsewhere one device runs it, and seconds are wa
 from __future__ import annotations
 
 import datetime
+import math
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,9 +36,20 @@ from ...ir import Eqn, Fuses, Var, walk
 from ...lowering.emit import run_equations
 from ...lowering.program import Program
 from ...targets import target_of
-from .bench import BenchPlan, median_of_runs, per_trip
 
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """How long one measurement takes."""
+
+    seconds: float = 0.03  # CPU time of one measurement
+    limit: float = 1.5  # wall time limit of one measurement, if others use the cores
+    rounds: int = 3
+
+
+QUICK = BenchPlan(0.01, 0.5, 2)
 
 
 def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], None]) -> Iterator[KernelProfile]:
@@ -50,7 +66,7 @@ def measure(programs: Iterable[Program], plan: BenchPlan, say: Callable[[str], N
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     for number, (form, (kernel, program, work)) in enumerate(kernels.items(), 1):
         say(f"{number} of {len(kernels)}: {form.text[:100]} {form.sizes[:8]}")
-        seconds = per_trip(_loop(*_runnable(kernel, program), plan.rounds), plan)
+        seconds = _per_trip(_loop(*_runnable(kernel, program), plan.rounds), plan)
         if seconds >= SHORTEST:
             points = {form.text: (Point(form.sizes, work, seconds),)}
             yield KernelProfile(device.device_kind, device.platform, jax.__version__, today, plan.rounds, points)
@@ -114,10 +130,45 @@ def _loop(program: Program, reads: Sequence[Var], rounds: int) -> Callable[[int]
     f = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere, check_vma=False))
     args = [jax.device_put(_values(program.local_shape(v), v.dtype), replicated) for v in reads]
     executable = f.lower(jnp.int32(0), *args).compile()
-    return median_of_runs(executable, args, replicated, rounds, on_cpu=on_cpu)
+    return _median_of_runs(executable, args, replicated, rounds, on_cpu=on_cpu)
 
 
 def _values(shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """Numbers near 1 with different bits, or small integers: times must not depend on subnormals or infinities."""
     numbers = jnp.arange(int(np.prod(shape)), dtype=jnp.int32) % 7
     return (numbers if dtype.kind in "iub" else 0.5 + numbers / 7).astype(dtype).reshape(shape)
+
+
+def _per_trip(run: Callable[[int], float], plan: BenchPlan) -> float:
+    """Seconds of one trip, from a function of the number of trips that returns their seconds and a constant."""
+    deadline = time.perf_counter() + plan.limit
+    start = run(0)
+    trips, elapsed = 1, run(1)
+    while elapsed - start < plan.seconds and trips < 2**14 and time.perf_counter() < deadline:
+        each = max(elapsed - start, 1e-7) / trips
+        trips = min(2**14, max(2 * trips, math.ceil(1.2 * plan.seconds / each)))
+        elapsed = run(trips)
+    return max(elapsed - start, 1e-9) / trips
+
+
+def _median_of_runs(
+    executable: Callable[..., Any], args: Sequence[Any], sharding: NamedSharding, rounds: int, *, on_cpu: bool = True
+) -> Callable[[int], float]:
+    """A function from a number of trips to the seconds of `executable(trips, *args)`, the median of several rounds.
+
+    Of CPU devices, which share the cores, it is the process's CPU time divided by the cores; of others, wall time.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    clock, share = (time.process_time, cores) if on_cpu else (time.perf_counter, 1)
+
+    def run(trips: int) -> float:
+        count = jax.device_put(jnp.int32(trips), sharding)
+        jax.block_until_ready(executable(count, *args))
+        times: list[float] = []
+        for _ in range(rounds):
+            start = clock()
+            jax.block_until_ready(executable(count, *args))
+            times.append((clock() - start) / share)
+        return float(np.median(times))
+
+    return run
