@@ -11,12 +11,12 @@ from typing import Any
 
 from ...errors import Where
 from ...errors.markup import page_part
+from ...errors.tables import line_of, table, wrapped
 from ...errors.units import number, percent, seconds, show_bytes
 from ..comm_groups import dims_of
 from ..timeline import Cost
 from .report import PARTS, Report
 from .schema import SCHEMA_VERSION, plain
-from .tables import line_of, table, wrapped
 
 SHADES = dict(zip(PARTS, "█▓▒░", strict=True))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...dims import Dim
 from ...errors import LayoutError, MeshdslError, nearest
+from ...errors.tables import cut, line_of, table, wrapped
 from ...errors.units import percent, seconds, show_bytes
 from ...ir import walk
 from ...layouts import Layout
@@ -24,7 +25,6 @@ from .compare import signed_bytes, signed_percent
 from .report import Report
 from .schema import plain
 from .show import sent_table
-from .tables import cut, line_of, table, wrapped
 
 
 def collective_totals(program: Program) -> list[dict[str, Any]]:

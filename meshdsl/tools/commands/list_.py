@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _layouts(options: argparse.Namespace) -> int:
     """Print each layout with its mesh and the number of devices."""
-    from ...cost.report.tables import table
+    from ...errors.tables import table
     from ...layouts import Mesh
     from ...train import load
 
@@ -44,7 +44,7 @@ def _layouts(options: argparse.Namespace) -> int:
 def _machines(options: argparse.Namespace) -> int:
     """Print a table of the machines: those of the package, and the user's own."""
     from ...cost.machine import PACKAGED, machine, machines
-    from ...cost.report.tables import table
+    from ...errors.tables import table
     from ...errors.units import show_bytes
 
     known = [machine(name) for name in machines()]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...cost.report.svg import element, text
-from ...cost.report.tables import cut, line_of
 from ...errors.markup import axis_class, axis_number
+from ...errors.tables import cut, line_of
 from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program

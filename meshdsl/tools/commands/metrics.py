@@ -20,7 +20,7 @@ import jax
 
 import meshdsl as md
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 Record = Mapping[str, Any]
 
@@ -76,9 +76,8 @@ class TensorBoard:
 
     def write(self, record: Record) -> None:
         """Write the numbers of a step or evaluation record; other records are ignored."""
-        group = {"step": "train", "eval": "eval"}.get(record["event"])
-        for name, value in _numbers(record) if group else ():
-            self.writer.add_scalar(f"{group}/{name}", value, record["step"])
+        for name, value in _scalars(record).items():
+            self.writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         """Flush and close."""
@@ -105,9 +104,9 @@ class Wandb:
         """Begin the run at the start record; write the numbers of step and evaluation records."""
         if record["event"] == "start":
             self.run = self._begin(record)
-        group = {"step": "train", "eval": "eval"}.get(record["event"])
-        if group and self.run is not None:
-            self.run.log({f"{group}/{name}": value for name, value in _numbers(record)}, step=record["step"])
+        scalars = _scalars(record)
+        if scalars and self.run is not None:
+            self.run.log(scalars, step=record["step"])
 
     def _begin(self, start: Record) -> Any:
         settings = self.library.Settings(
@@ -142,13 +141,11 @@ def _library(module: str, option: str) -> Any:
         ) from None
 
 
-def _numbers(record: Record) -> list[tuple[str, float]]:
-    """The metrics of a step or evaluation record."""
-    return [
-        (name, value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and name not in ("step", "batches")
-    ]
+def _scalars(record: Record) -> dict[str, float]:
+    """The metrics of a step or evaluation record, such as `train/loss` and `eval/loss`; none of other records."""
+    group = {"step": "train", "eval": "eval"}.get(record["event"])
+    kept = {name: x for name, x in record.items() if isinstance(x, int | float) and name not in ("step", "batches")}
+    return {f"{group}/{name}": x for name, x in kept.items()} if group else {}
 
 
 def _identity(file: Path) -> str:
