@@ -132,21 +132,10 @@ def __getattr__(name: str) -> Any:
             importlib.import_module(f"{__name__}.ops")  # it gives tensors their operators
         module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
         value: Any = getattr(module, name)
-        _guard_loaded()
-        value = importlib.import_module(f"{__name__}.errors.boundary").guarded(value, name)
     else:
         raise AttributeError(f"meshdsl has no name {name!r}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)
     return value
-
-
-def _guard_loaded() -> None:
-    """Guard the classes whose methods users call, where they are loaded: instances come from functions."""
-    boundary = importlib.import_module(f"{__name__}.errors.boundary")
-    for name in boundary.METHODS & _PUBLIC.keys():
-        module = sys.modules.get(f"{__name__}.{_PUBLIC[name]}")
-        if module is not None and hasattr(module, name):  # it may be loading
-            boundary.guarded(getattr(module, name), name)
 
 
 def __dir__() -> list[str]:
@@ -154,17 +143,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """`md.dims` and `md.compile` are functions, also after Python has imported the modules of those names.
-
-    The errors of `md.nn` are explained also where it is imported as `meshdsl.nn`.
-    """
+    """`md.dims` and `md.compile` are functions, also after Python has imported the modules of those names."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _PUBLIC and isinstance(value, types.ModuleType):
-            return
-        if name in _MODULES:
-            value = importlib.import_module(f"{__name__}.errors.boundary").guarded_module(value, name)
-        super().__setattr__(name, value)
+        if not (name in _PUBLIC and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
 
 
 sys.modules[__name__].__class__ = _Package

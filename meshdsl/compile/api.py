@@ -10,18 +10,20 @@ import jax
 
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
-from ..errors import LayoutError
+from ..errors import LayoutError, expect
 from ..layouts import Layout, MeshLike
 from ..overlap.values import Overlap
 from ..updates.groups import group_of
 from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
+from .knobs import also_named
 from .memory_limit import check_limit
 from .pipeline import options_of
 from .plan import Plan, planned
 
 
+@also_named
 def compile(
     f: Callable[..., Any],
     mesh: MeshLike | None = None,
@@ -71,22 +73,24 @@ def compile(
     With `microbatches`, a step that takes this keyword argument (`workload.train_step()` does) divides its batch into
     so many parts. Under a layout that maps the dim of its layers to mesh axes, these axes are then the stages of a
     pipeline: each device computes the layers it stores, and micro-batches go from stage to stage.
-    With `chunks`, each stage has so many blocks of layers, interleaved with those of the others: a shorter bubble.
+    With `interleave`, each stage has so many blocks of layers, interleaved with those of the others: a shorter bubble.
 
     `machine` also says what `md.platform` returns to the model, for choices such as the dispatch of a mixture of
     experts; without it, this is the platform of the devices.
 
-    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel`, `unroll`, `steps`
-    and `chunks`, and sets rematerialisation and micro-batches of a step that takes them (`workload.train_step()` does).
+    `plan` is a `md.Plan`, which has mesh, layout, `weight_update`, `overlap`, `attention_kernel`, `unroll`,
+    `collective_steps` and `interleave`, and sets rematerialisation and micro-batches of a step that takes them
+    (`workload.train_step()` does).
     `plan.machine` is used if no `machine` is given.
 
     With `unroll`, loops become sequences of their layers. Steps are faster on most devices, because no value is stacked
     and sliced; compile time grows with depth. Overlap plans other than "skew" and "ticks" unroll too.
 
-    `steps` is how a collective is sent whose mesh axes are of several levels of `machine`: nodes and the GPUs in one,
-    or slices and the chips in one. "auto": as one collective for each level, where the cost model says that this is
-    faster; reshards are then planned by time instead of bytes, if that is faster. "always": so wherever it can be.
-    "flat", and without a `machine`: as one collective.
+    `collective_steps` is how a collective is sent whose mesh axes are of several levels of `machine`: nodes and the
+    GPUs in one, or slices and the chips in one. "auto": as one collective for each level, where the cost model says
+    that this is faster; reshards are then planned by time instead of bytes, if that is faster. "always": so
+    wherever it can be. "flat", and without a `machine`: as one collective. `steps` and `chunks` are short for
+    `collective_steps` and `interleave`.
 
     With `memory_limit`, in bytes on each device, `remat` is chosen for a step that takes this keyword argument (that of
     `workload.train_step()` does): "none" if the memory predicted for `machine` (default "tpu-v5e") is within the limit,
@@ -98,7 +102,9 @@ def compile(
     a machine that decides nothing). With `strict=False`, they are dropped with a `md.NoEffectWarning`, so that a sweep
     over options runs to its end.
     """
+    expect("f", f, Callable)
     if plan is not None:
+        expect("plan", plan, Plan)
         _check_alone(
             mesh=mesh is not None,
             layout=bool(layout),

@@ -18,7 +18,7 @@ from ..cost.machine import machine as machine_named
 from ..cost.network import place
 from ..cost.report.evaluate import cost as report
 from ..cost.report.report import Report
-from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, at, caller
+from ..errors import LayoutError, ShapeError, TraceError
 from ..errors.markup import page_part
 from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, Var, walk
@@ -143,10 +143,7 @@ class Compiled:
         """The function of all arguments but the static ones, by position, and these arguments."""
         if not kwargs and not self.static:
             return self, args
-        try:
-            call = bind(self.function, self.static, args, kwargs)
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        call = bind(self.function, self.static, args, kwargs)
         if call.key not in self._by_arguments:
             donate = [i for i, number in enumerate(call.numbers) if number in self.donate]
             unplanned = bind(self.unplanned, self.static, args, kwargs).function
@@ -161,39 +158,36 @@ class Compiled:
         if function is not self:
             self._last = function
             return function._for(args)
-        try:
-            flatten(args)  # raises for a tree that is nested too deeply
-            with_paths, structure = tree.tree_flatten_with_path(tuple(args))
-            leaves = [leaf for _, leaf in with_paths]
-            labels = [argument_path(self.function, path) for path, _ in with_paths]
-            check_count(self.function, args)
-            types = tuple(spec_of_argument(leaf, label) for leaf, label in zip(leaves, labels, strict=True))
-            for n in self.donate:
-                if not 0 <= n < len(args):
-                    raise ShapeError(
-                        f"donate={self.donate} of a call with {len(args)} arguments\n"
-                        f"  it lists arguments by number, from 0 to {len(args) - 1}"
-                    )
-            key = (structure, types)
-            if key not in self._stages:
-                platform = _platform(self.mesh, self.options.machine)
+        flatten(args)  # raises for a tree that is nested too deeply
+        with_paths, structure = tree.tree_flatten_with_path(tuple(args))
+        leaves = [leaf for _, leaf in with_paths]
+        labels = [argument_path(self.function, path) for path, _ in with_paths]
+        check_count(self.function, args)
+        types = tuple(spec_of_argument(leaf, label) for leaf, label in zip(leaves, labels, strict=True))
+        for n in self.donate:
+            if not 0 <= n < len(args):
+                raise ShapeError(
+                    f"donate={self.donate} of a call with {len(args)} arguments\n"
+                    f"  it lists arguments by number, from 0 to {len(args) - 1}"
+                )
+        key = (structure, types)
+        if key not in self._stages:
+            platform = _platform(self.mesh, self.options.machine)
 
-                def stages(function: Callable[..., Any], remat: str = "") -> Stages:
-                    traced = self._traced.get((*key, platform, remat))
-                    if traced is None:
-                        traced = Traced(function, structure, types, labels, platform)
-                        self._traced[*key, platform, remat] = traced
-                    _check_machine(self.options, traced, self.mesh)
-                    return Stages(traced, self.mesh, self.layout, self.donate, self.options)
+            def stages(function: Callable[..., Any], remat: str = "") -> Stages:
+                traced = self._traced.get((*key, platform, remat))
+                if traced is None:
+                    traced = Traced(function, structure, types, labels, platform)
+                    self._traced[*key, platform, remat] = traced
+                _check_machine(self.options, traced, self.mesh)
+                return Stages(traced, self.mesh, self.layout, self.donate, self.options)
 
-                limit = self.options.memory_limit
-                if limit is None:
-                    self._stages[key] = stages(self.function)
-                else:
-                    self.step, self._stages[key] = fitting(self.step, self.unplanned, stages, limit)
-            return self._stages[key], leaves
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+            limit = self.options.memory_limit
+            if limit is None:
+                self._stages[key] = stages(self.function)
+            else:
+                self.step, self._stages[key] = fitting(self.step, self.unplanned, stages, limit)
+        return self._stages[key], leaves
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the mesh's devices; results are tensors over global arrays."""
@@ -206,14 +200,11 @@ class Compiled:
         if stages is None or not stages.accepts(structure, leaves):
             stages, leaves = self._for(args)
             self._recent = stages
-        try:
-            if traced_by_jax(leaves):
-                arrays = [x.array if isinstance(x, Tensor) else x for x in leaves]
-                results: Sequence[Any] = self.array_function(stages)(*arrays)
-            else:
-                results = stages.execute(stages.arrays(leaves))
-        except MeshdslError as error:
-            raise at(error, caller()) from None
+        if traced_by_jax(leaves):
+            arrays = [x.array if isinstance(x, Tensor) else x for x in leaves]
+            results: Sequence[Any] = self.array_function(stages)(*arrays)
+        else:
+            results = stages.execute(stages.arrays(leaves))
         return tree.tree_unflatten(stages.result, concrete(stages.out_dims, stages.out_dtypes, results))
 
     def array_function(self, stages: Stages) -> Callable[..., Any]:
@@ -291,7 +282,7 @@ class Compiled:
         if self._last is not self:
             return self._last._newest()
         if not self._stages:
-            raise at(TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do"), caller())
+            raise TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do")
         return list(self._stages.values())[-1]
 
     def pipelines(self, *args: Any, **kwargs: Any) -> tuple[Schedule, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..errors import ShapeError
+from ..errors import ShapeError, expect
 from ..trace import flatten, tree
 from . import Compiled
 from .inside_jax import run, traced_by_jax
@@ -29,7 +29,7 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     called inside `jax.jit`, and transformed by `jax.grad`, `jax.jvp`, `jax.vmap` and what is made of them, in any
     order: each derivative, and the function of all places of `jax.vmap`, is a program under the same layout.
     """
-    stages, _ = compiled._for(args)
+    stages, _ = expect("compiled", compiled, Compiled)._for(args)
     structure, traceable = stages.structure, compiled.array_function(stages)
     shapes = [tuple(d.size for d in v.dims) for v in stages.graph.ins]
 

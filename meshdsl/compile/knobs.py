@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ..errors import LayoutError, UsageError
 from ..errors.values import Table, read
@@ -14,9 +16,35 @@ from ..targets import FUSED
 from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
+F = TypeVar("F", bound=Callable[..., Any])
 RECOMPUTATIONS = ("none", "collectives", "products", "full")  # of which a memory limit chooses
 KERNELS = ("auto", "blockwise", *FUSED)  # of attention
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
+
+
+ALSO = {"collective_steps": "steps", "interleave": "chunks"}  # longer names of knobs, which say what they are
+
+
+def short_named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the knobs under the names of their fields; raises `LayoutError` for a knob under both names."""
+    for name, knob in ALSO.items():
+        if name in options and knob in options:
+            raise LayoutError(f"{name} and {knob} are one knob\n  give one of them")
+    return {ALSO.get(name, name): value for name, value in options.items()}
+
+
+def also_named(f: F) -> F:
+    """The function, which takes its knobs under their longer names too, and shows these in its signature."""
+
+    @functools.wraps(f)
+    def call(*args: Any, **options: Any) -> Any:
+        return f(*args, **short_named(options))
+
+    names = {knob: name for name, knob in ALSO.items()}
+    signature = inspect.signature(f)
+    renamed = [p.replace(name=names.get(p.name, p.name)) for p in signature.parameters.values()]
+    call.__signature__ = signature.replace(parameters=renamed)  # pyright: ignore[reportAttributeAccessIssue]
+    return cast(F, call)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ..errors.values import load_toml, parse_toml, to_toml
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, STEPS, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KERNELS, KNOBS, check_choice, check_count, check_remat
+from .knobs import KERNELS, KNOBS, also_named, check_choice, check_count, check_remat, short_named
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -48,8 +48,9 @@ class Plan:
     devices. `remat` is what a backward pass recomputes instead of storing it: "none"; "full", everything inside a
     layer; "offload", the same, with the layers' inputs in the host's memory; "products", all but the results of
     products; "collectives" or "names:a,b", as in `md.checkpoint`; "model", as the model says. `microbatches` is the
-    number of parts into which a step divides the batch, computed one at a time. `chunks` is the number of blocks of
-    layers of each pipeline stage. `attention_kernel` and `unroll` are those of `md.compile`, and so is `steps`.
+    number of parts into which a step divides the batch, computed one at a time. `interleave` is the number of blocks of
+    layers of each pipeline stage. `attention_kernel` and `unroll` are those of `md.compile`, and so is
+    `collective_steps`. The short names `chunks` and `steps` of these two are equal to them.
     `machine` decides what "auto" leaves open, and the order of an overlap plan.
 
     Raises `LayoutError` for values that are not available, and `md.NoEffectError` for a machine that decides nothing;
@@ -68,6 +69,7 @@ class Plan:
     machine: str | None
     chunks: int
 
+    @also_named
     def __init__(
         self,
         mesh: MeshLike = "",
@@ -108,6 +110,16 @@ class Plan:
             object.__setattr__(self, "machine", None)
 
     @property
+    def collective_steps(self) -> str:
+        """`steps` under its longer name."""
+        return self.steps
+
+    @property
+    def interleave(self) -> int:
+        """`chunks` under its longer name."""
+        return self.chunks
+
+    @property
     def needs_machine(self) -> bool:
         """True if a machine decides part of the plan: the weight update "auto", an overlap, or steps "always"."""
         return self.weight_update.mode == "auto" or self.overlap.mode != "none" or self.steps == "always"
@@ -120,7 +132,7 @@ class Plan:
 
     def replace(self, **changes: Any) -> Plan:
         """A copy with other values of these knobs; the machine is dropped if nothing is left for it to decide."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)} | changes
+        values = {f.name: getattr(self, f.name) for f in fields(self)} | short_named(changes)
         machine = values.pop("machine")
         plan = Plan(**values)
         return Plan(**values, machine=machine) if "machine" in changes or plan.may_use_machine else plan
@@ -171,7 +183,7 @@ class Plan:
     @staticmethod
     def from_dict(values: Mapping[str, Any], *, strict: bool = True) -> Plan:
         """The plan of these values, as `to_dict` returns them; `strict` is that of `load`."""
-        known = {knob.name: knob for knob in KNOBS}
+        known, values = {knob.name: knob for knob in KNOBS}, short_named(values)
         unknown = [f"a plan has no key {name!r}; {nearest(name, known)}" for name in values if name not in known]
         if unknown:
             raise LayoutError("\n".join(unknown))

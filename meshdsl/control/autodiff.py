@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, TraceError, at
+from ..errors import ShapeError, TraceError, at, expect
 from ..ir import Eqn, Graph, Var, sources_of
 from ..ops.creation import zeros_like
 from ..ops.dtypes import CAST, REDUCED_IN, kind
@@ -219,6 +219,7 @@ def value_and_grad(
     f must return a floating tensor without dims; with `has_aux`, a pair of such a tensor and any pytree. Raises
     `ShapeError` if f returns something else, or if an argument to differentiate is not floating.
     """
+    expect("f", f, Callable)
     single = isinstance(argnums, int)
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 

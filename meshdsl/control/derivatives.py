@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ShapeError, at, caller
+from ..errors import ShapeError
 from ..ir import Graph
 from ..ops.creation import zeros_like
 from ..ops.reshape import transpose
@@ -51,7 +51,7 @@ def _like(values: Any, types: Sequence[Tensor], structure: Any, what: str, name:
     leaves, given_structure = tree.tree_flatten(values, is_leaf=lambda x: x is None)
     if given_structure != structure:
         problem = f"a {what} of {name} has the structure {structure}, got {given_structure}"
-        raise at(ShapeError(problem), caller())
+        raise ShapeError(problem)
     tensors: list[Tensor] = []
     for x, like in zip(leaves, types, strict=True):
         if x is None or not is_floating(like):
@@ -59,7 +59,7 @@ def _like(values: Any, types: Sequence[Tensor], structure: Any, what: str, name:
             continue
         x = x if isinstance(x, Tensor) else as_tensor(x, like.dtype)
         if set(x.dims) != set(like.dims) or x.dtype != like.dtype:
-            raise at(ShapeError(f"a {what} of {name} has the type of its value, {like.type}; got {x.type}"), caller())
+            raise ShapeError(f"a {what} of {name} has the type of its value, {like.type}; got {x.type}")
         tensors.append(transpose(x, like.dims))
     return tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import ShapeError
+from ..errors import ShapeError, expect
 from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, readers_of, silent
 from ..ops.dtypes import CAST
 from ..ops.reductions import spread
@@ -175,6 +175,7 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     >>> md.grad(md.checkpoint(lambda x: md.sum(x * x)))(md.tensor([3.0], "a"))
     tensor(float32[a=1], [6.])
     """
+    expect("f", f, Callable)
     chosen = _policy(policy)
 
     def wrapped(*args: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
-from ..errors import ShapeError
+from ..errors import ShapeError, expect
 from ..params import current_run
 from ..params.stacked import declare, declared_inside, weights_of, with_slices, without
 from ..trace import Tensor, flatten
@@ -37,6 +37,7 @@ def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:
     items = split_items(over)
     if not items:
         return f
+    expect("f", f, Callable)
     inner = vmap(f, items[1:]) if len(items) > 1 else f
 
     @functools.wraps(f)

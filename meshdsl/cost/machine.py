@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import nearest
+from ..errors import expect, nearest
 from ..errors.values import load_toml
 from ..targets import Target, target_for
 from .machine_file import MODE, MachineError, read_machine
@@ -168,7 +168,7 @@ def machine(name: str | os.PathLike[str], *, profile: str | os.PathLike[str] | N
 
     Raises `MachineError` for an unknown name or mode, and for a malformed file, with all its problems.
     """
-    named = _named(os.fspath(name))
+    named = _named(os.fspath(expect("machine", name, str, os.PathLike)))
     return named if profile is None else replace(named, profile=load_profile(profile))
 
 

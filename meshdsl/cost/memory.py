@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..errors import Where
+from ..errors import Where, expect
 from ..errors.deadline import check_deadline
 from ..errors.units import show_bytes
 from ..ir import Var
@@ -98,6 +98,7 @@ def memory(
     path: `params/...`, `state/...`, or an input. Raises `MachineError` for an unknown machine.
     """
     target = (machine if isinstance(machine, Machine) else machine_named(machine)).target
+    expect("program", program, Program)
     program = unroll(target.prepare(program), math.inf, most=1)  # compilers inline loops of one trip
     check_deadline()
     lives = Lives(program, frozenset(donated), categories or {}, target.memory)

@@ -1,7 +1,8 @@
 """Errors. A message states the request, the actual values, the reason and one fix, and ends with the user's line.
 
-Inner code raises an error without a line (`ShapeError("...")`). The public function that knows the user's source line
-adds it once, with `at`. `ShapeError`, `LayoutError` and `TraceError` are also a `ValueError`, which callers may catch.
+An error has the user's line from the moment it is created: the innermost line on the stack outside meshdsl. Where the
+line of an equation says more, `at` replaces it. `ShapeError`, `LayoutError` and `TraceError` are also a `ValueError`,
+which callers may catch.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import linecache
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NamedTuple
 
-from .notebook import cell_of, rendered, shows_all_frames
+from .notebook import cell_of, rendered
 
 __all__ = [
     "NOWHERE",
@@ -30,6 +31,7 @@ __all__ = [
     "Where",
     "at",
     "caller",
+    "expect",
     "is_ours",
     "nearest",
     "raised",
@@ -37,7 +39,6 @@ __all__ = [
     "shown",
     "users_line",
     "whole",
-    "with_users_frames",
 ]
 
 
@@ -52,8 +53,17 @@ class MeshdslError(Exception):
     line 2: no dim 'bach' here; did you mean 'batch'? there are: batch
     """
 
-    where: Where | None = None
     is_mistake = True  # False: no line of the user's caused it, and none is added
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        where = caller() if self.is_mistake else NOWHERE
+        self.where: Where | None = None if where == NOWHERE else where
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        line = f"\n  at {self.where}  {self.where.source()}".rstrip() if self.where is not None else ""
+        return text if line in text else text + line  # the text of another error may have shown it
 
     def _render_traceback_(self) -> list[str]:  # IPython prints this: the user's lines and the message
         return rendered(self, _is_users)
@@ -200,23 +210,6 @@ def raised(error: BaseException) -> Where | None:
     return users_line(reversed(lines))
 
 
-def with_users_frames(error: MeshdslError) -> MeshdslError:
-    """The error without this package's frames in its traceback, unless it is a fault of this package."""
-    if isinstance(error, InternalError) or shows_all_frames():
-        return error
-    kept: TracebackType | None = None
-    for trace in reversed(list(_traces(error.__traceback__))):
-        if _is_users(trace.tb_frame.f_code.co_filename):
-            kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
-    return error.with_traceback(kept)
-
-
-def _traces(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
 def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
     """The first of these lines (file, number) that is in the user's code; None if there is none."""
     return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
@@ -240,12 +233,9 @@ def _generated(frame: FrameType) -> bool:
 
 
 def at(error: MeshdslError, where: Where) -> MeshdslError:
-    """Add the user's line to an error and return it; do nothing if it has one, or is not a mistake in the
-    user's program (`is_mistake`).
-    """
-    if error.where is None and error.is_mistake:
+    """Give the error this line of the user's program in place of the caller's, unless it has one of its own."""
+    if error.is_mistake and where != NOWHERE and error.where in (None, caller()):
         error.where = where
-        error.args = (f"{error.args[0]}\n  at {where}  {where.source()}".rstrip(), *error.args[1:])
     return error
 
 
@@ -272,6 +262,14 @@ def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or hasattr(value, "dims") or not hasattr(value, "__index__"):
         raise ShapeError(f"{name} is {shown(value)}; expected int")
     return value.__index__()
+
+
+def expect(name: str, value: Any, *kinds: Any) -> Any:
+    """The argument `name`, which must have one of these types; raises `ShapeError` otherwise."""
+    if not isinstance(value, kinds):
+        words = ["a function" if kind is Callable else kind.__name__ for kind in kinds]
+        raise ShapeError(f"{name} is {shown(value)}; expected {' or '.join(words)}")
+    return value
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

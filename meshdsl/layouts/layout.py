@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from ..dims import ByDim, Shape, name_of, names
-from ..errors import LayoutError, nearest
+from ..errors import LayoutError, expect, nearest
 from ..errors.markup import page_part
 from .mesh import Mesh
 from .sharding import Axes
@@ -139,6 +139,7 @@ def _axis_problems(what: str, axes: Axes, mesh: Mesh) -> list[str]:
 def _rules(rules: str | ByDim[str | Iterable[str]]) -> Rules:
     if isinstance(rules, Mapping):
         return {name_of(dim): _axes(axes) for dim, axes in rules.items()}
+    expect("a layout", rules, str, dict)
     parsed: Rules = {}
     for word in re.split(r"\s*;\s*|\s+", re.sub(r"\s*([:,+])\s*", r"\1", rules.strip())):
         if not word:

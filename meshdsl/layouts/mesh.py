@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..errors import LayoutError, nearest
+from ..errors import LayoutError, expect, nearest
 from ..errors.markup import page_part
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Mesh:
         devices: Sequence[Any] | None = None,
         **named: int,
     ):
+        positional = _parse(axes)
         own_devices, own_order, self.axis_types = _placed(axes)
         devices, device_order = devices or own_devices, device_order or own_order
-        positional = _parse(axes)
         if twice := [name for name in named if name in positional]:
             sizes = f"{positional[twice[0]]} and {named[twice[0]]}"
             raise LayoutError(f"the mesh axis {twice[0]!r} is given twice, as {sizes}")
@@ -230,7 +230,7 @@ def _parse(axes: MeshLike | None) -> dict[str, int]:
     if isinstance(axes, Mapping):
         return dict(axes)
     if not isinstance(axes, str):
-        return dict(axes.shape)
+        return dict(axes.shape if hasattr(axes, "axis_types") else expect("a mesh", axes, str, dict))
     parsed: dict[str, int] = {}
     for word in re.split(r"[\s,;]+", axes.strip()):
         if not word:

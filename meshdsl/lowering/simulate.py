@@ -20,7 +20,7 @@ import numpy as np
 
 from ..backend import Local, NumPy
 from ..dims import show
-from ..errors import InternalError, ShapeError
+from ..errors import InternalError, ShapeError, expect
 from ..ir import Cond, Eqn, Graph, Scan, Var, While
 from .permute import coordinates, index_along
 from .program import Program
@@ -88,6 +88,7 @@ def simulate(program: Program, *arrays: Any) -> list[np.ndarray]:
     >>> float(md.simulate(program, md.iota("n:6", "float32"))[0])
     15.0
     """
+    expect("program", program, Program)
     values = [x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in arrays]
     expected = [tuple(d.size for d in v.dims) for v in program.ins]
     if [x.shape for x in values] != expected:

@@ -121,6 +121,10 @@ FLOAT32 = Precision()
 
 def dims_of(x: md.Tensor, dims: DimsLike) -> tuple[md.Dim, ...]:
     """The dims of x that are given; raises `ShapeError` for one that x lacks, or that has another size there."""
+    if not hasattr(x, "dims"):
+        raise md.ShapeError(
+            f"a layer takes a tensor, got {type(x).__name__}\n  give an array's dims names: md.tensor(array, dims)"
+        )
     return md.dims(dims, of=x.dims)
 
 

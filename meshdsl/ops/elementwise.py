@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import merge, show
-from ..errors import ShapeError, at, caller
+from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import CAST, cast, check_kind, float_for, kind, promote, takes
@@ -304,7 +304,7 @@ def power(x: Any, y: Any) -> Tensor:
     if isinstance(y, int) and floating:
         return _integer_power(x, y)
     if isinstance(x, Tensor) and kind(x.dtype) in "ib" and isinstance(y, int) and y < 0:
-        raise at(ShapeError(f"{x.dtype.name} to the power {y} is not whole; use md.cast(x, 'float32') first"), caller())
+        raise ShapeError(f"{x.dtype.name} to the power {y} is not whole; use md.cast(x, 'float32') first")
     return _power(x, y)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import ShapeError, TraceError, at, caller
+from ..errors import ShapeError, TraceError
 from ..trace import Tensor
 from ..trace.tensors import is_public
 from . import elementwise as ops
@@ -35,12 +35,9 @@ def _operator(function: Callable[..., Tensor], swap: bool = False) -> Callable[.
 
 
 def _no_matmul(x: Tensor, y: Any) -> Any:
-    raise at(
-        ShapeError(
-            "x @ y does not say which dim is summed\n  name it with md.dot(x, y, over=dim), or name what stays with "
-            "md.einsum(x, y, out=dims)"
-        ),
-        caller(),
+    raise ShapeError(
+        "x @ y does not say which dim is summed\n  name it with md.dot(x, y, over=dim), or name what stays with "
+        "md.einsum(x, y, out=dims)"
     )
 
 
@@ -59,12 +56,9 @@ def _numpy_function(x: Tensor, function: np.ufunc, method: str, *args: Any, **op
     else:
         own = "abs" if name == "absolute" else name
         use = f"use md.{own}" if is_public(own) else f"use md.map(jnp.{name}, ...)"
-    raise at(
-        TraceError(
-            f"np.{name} takes arrays, and this is {x.type}, whose dims have names\n"
-            f"  {use}, or pass x.numpy() outside a trace"
-        ),
-        caller(),
+    raise TraceError(
+        f"np.{name} takes arrays, and this is {x.type}, whose dims have names\n"
+        f"  {use}, or pass x.numpy() outside a trace"
     )
 
 

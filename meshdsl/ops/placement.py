@@ -7,11 +7,11 @@ names mesh axes, so it ties a model to a mesh; `replicate` removes all sharding.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..dims import ByDim, DimLike, find, show
-from ..errors import InternalError, LayoutError
+from ..errors import InternalError, LayoutError, expect
 from ..ir import Bounded, Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1
 
@@ -65,7 +65,7 @@ def shard(x: Any, split: ByDim[str | Iterable[str]]) -> Tensor:
 
     pairs = tuple(
         (find(d, x.dims).name, tuple(re.split(r"[\s,+]+", axes)) if isinstance(axes, str) else tuple(axes))
-        for d, axes in split.items()
+        for d, axes in expect("split", split, Mapping).items()
     )
     used = [axis for _, axes in pairs for axis in axes]
     if twice := [axis for axis in used if used.count(axis) > 1]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, at, nearest
+from ..errors import ShapeError, at, expect, nearest
 from ..errors.markup import page_part
 from ..ir import Type
 from ..ops import random
@@ -164,7 +164,7 @@ def model(function: Callable[..., Any]) -> Model:
     >>> mlp(params, x).dims
     (batch=1, io=4)
     """
-    return Model(function)
+    return Model(expect("function", function, Callable))
 
 
 def path_hash(path: str) -> int:

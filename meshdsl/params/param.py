@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..dims import DimsLike, Shape, pick
-from ..errors import MeshdslError, ShapeError, TraceError, Where, at, caller, raised
+from ..errors import ShapeError, TraceError, Where, caller, expect
 from ..ir import Type
 from ..ops.creation import zeros_like
 from ..ops.dtypes import cast, kind
@@ -59,8 +59,6 @@ def running(run: ModelRun) -> Iterator[ModelRun]:
     previous, _state.run = _state.run, run
     try:
         yield run
-    except MeshdslError as error:  # add the line that called the layer
-        raise at(error, raised(error) or caller()) from None
     finally:
         _state.run = previous
 
@@ -73,13 +71,10 @@ def current_run() -> ModelRun | None:
 def running_model(name: str) -> ModelRun:
     """The model run in progress, for the public function `name`; raises `TraceError` outside a model."""
     if _state.run is None:
-        raise at(
-            TraceError(
-                f"{name} is used outside a model\n"
-                "  parameters belong to a model, and no model's function is running\n"
-                "  wrap the function: model = md.model(f); then model.init(key, *inputs) and model(params, *inputs)"
-            ),
-            caller(),
+        raise TraceError(
+            f"{name} is used outside a model\n"
+            "  parameters belong to a model, and no model's function is running\n"
+            "  wrap the function: model = md.model(f); then model.init(key, *inputs) and model(params, *inputs)"
         )
     return _state.run
 
@@ -109,12 +104,9 @@ def scope(name: str) -> Iterator[None]:
 
 def _check_name(name: str, kind: str) -> None:
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split("/")):
-        raise at(
-            ShapeError(
-                f"a {kind} name must be a Python identifier, got {name!r}\n"
-                "  names form paths such as 'layer/w', which layouts and checkpoints use"
-            ),
-            caller(),
+        raise ShapeError(
+            f"a {kind} name must be a Python identifier, got {name!r}\n"
+            "  names form paths such as 'layer/w', which layouts and checkpoints use"
         )
 
 
@@ -138,6 +130,8 @@ def param(name: str, dims: DimsLike, init: Callable[..., Tensor] | None = None, 
     if init is not None and init is getattr(initializers, getattr(init, "__name__", ""), None):
         made = f"md.init.{init.__name__}"
         raise ShapeError(f"init={made} makes an initialiser and is none itself\n  call it: init={made}(...)")
+    if init is not None:
+        expect("init", init, Callable)
     full_type = Type((*run.stacked, *shape), dtype_of(dtype))
     if path in run.declared:
         raise ShapeError(

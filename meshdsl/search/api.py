@@ -17,7 +17,7 @@ from ..errors.no_effect import NoEffectError
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.collective_steps import has_slow_axis
 from ..trace import spec
-from .knobs import Turn, turns_of
+from .knobs import Turn, named, turns_of
 from .plans import PlanSearch
 from .request import SearchRequest
 from .result import SearchProgress, SearchResult
@@ -58,10 +58,10 @@ def search(
     from; `devices` means every mesh of that many devices with up to three axes, in every order. `machine` is a name, or
     the path of a machine file. The result also has the next best plans, `runners_up`.
 
-    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches chunks overlap steps",
-    "all", or a mapping from knobs to the values to try. By default, these are all knobs of a workload, and none of a
-    function; "steps" only where a mesh has a slow axis on the machine. The result's `plan` has every choice; pass it to
-    `md.compile(step, plan=plan)`.
+    `knobs` names what is searched besides mesh and layout: "weight_update remat microbatches interleave overlap
+    collective_steps", "all", or a mapping from knobs to the values to try. By default, these are all knobs of a
+    workload, and none of a function; "collective_steps" only where a mesh has a slow axis on the machine. The
+    result's `plan` has every choice; pass it to `md.compile(step, plan=plan)`.
 
     A search of plans costs the plan `start` first and improves it, so that the result is at least as good.
 
@@ -98,8 +98,7 @@ def search(
             "start= is a plan, and this is a search for layouts: it turns no knobs\n"
             "  name the knobs to search (knobs='all'), or leave start out"
         )
-    searched = [name for name, values in knobs.items() if values] if isinstance(knobs, Mapping) else []
-    searched += ["steps"]  # where the machine decides, "auto" is a choice of the search
+    searched = [*(_explicit(knobs) if isinstance(knobs, Mapping) else ()), "steps"]  # "auto" is a choice of the search
     first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
     variants = Variants(compiled, args, _title(f, compiled), request, first)
     run = PlanSearch(variants, tried, turns, getattr(f, "layouts", {}), start)
@@ -109,9 +108,10 @@ def search(
 
 def _explicit(knobs: str | Collection[str] | Mapping[str, Any] | None) -> Collection[str]:
     """The knobs that a call names; of a mapping, those with values."""
-    if knobs is None or isinstance(knobs, str):
-        return () if knobs in (None, "all") else knobs.replace(",", " ").split()
-    return [name for name in knobs if not isinstance(knobs, Mapping) or knobs[name]]
+    if knobs is None or knobs == "all":
+        return ()
+    names = named(knobs)
+    return [name for name, values in names.items() if values] if isinstance(names, dict) else names
 
 
 def _title(f: Any, compiled: Compiled) -> str:

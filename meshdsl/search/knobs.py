@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..compile.knobs import KNOBS
+from ..compile.knobs import ALSO, KNOBS, short_named
 from ..compile.plan import Plan
 from ..errors import LayoutError, nearest
 from ..overlap.values import Overlap
@@ -64,6 +64,15 @@ TURNS = (
 )
 
 
+def named(knobs: str | Collection[str] | Mapping[str, Any]) -> list[str] | dict[str, Any]:
+    """The knobs under the names of their fields, with their values if they have some; "all" for every one."""
+    if isinstance(knobs, Mapping):
+        return short_named(knobs)
+    if isinstance(knobs, str):
+        knobs = [turn.knob for turn in TURNS] if knobs == "all" else knobs.replace(",", " ").split()
+    return [ALSO.get(name, name) for name in knobs]
+
+
 def turns_of(knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None]) -> tuple[Turn, ...]:
     """The knobs to search, by name, or with their candidates (None: the usual ones); "all" for every one.
 
@@ -74,15 +83,12 @@ def turns_of(knobs: str | Collection[str] | Mapping[str, Sequence[Any] | None]) 
 
     Raises `LayoutError` for an unknown knob, and for a value that is not available.
     """
-    known = {turn.knob: turn for turn in TURNS}
-    names = (
-        list(known) if knobs == "all" else knobs.replace(",", " ").split() if isinstance(knobs, str) else list(knobs)
-    )
-    for name in names:
+    known, knobs = {turn.knob: turn for turn in TURNS}, named(knobs)
+    for name in knobs:
         if name not in known:
             raise LayoutError(f"a search turns no knob {name!r}; {nearest(name, known)}")
     if not isinstance(knobs, Mapping):
-        return tuple(known[name] for name in names)
+        return tuple(known[name] for name in knobs)
     return tuple(known[name] if values is None else _given(known[name], values) for name, values in knobs.items())
 
 

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from ..errors import InternalError, LayoutError, MeshdslError, Where, caller, raised
+from ..errors import InternalError, LayoutError, MeshdslError, raised
 from ..errors.jax_version import check_jax
 from ..errors.no_effect import reported
 from .commands import (
@@ -77,7 +77,6 @@ exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: `sys.argv`) and return the exit code; --help and mistakes raise `SystemExit`."""
-    entry = caller()
     options = parser().parse_args(arguments)
     try:
         if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("MESHDSL_TRACEBACK"):
             traceback.print_exc()
         known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
-        say(f"{type(known).__name__}: {_message(known, entry)}")
+        say(f"{type(known).__name__}: {printable(str(known))}")
         return getattr(known, "exit_code", ILLEGAL_LAYOUT if isinstance(known, LayoutError) else FAILURE)
 
 
@@ -124,12 +123,6 @@ def parser() -> argparse.ArgumentParser:
 def _warn_once() -> Callable[[str], object]:
     """A function that prints a warning on stderr, the first time for each text."""
     return functools.cache(lambda text: print(f"warning: {text}; it is dropped", file=sys.stderr))
-
-
-def _message(error: MeshdslError, entry: Where) -> str:
-    """The text of the error, without the last line if that only names the caller of `main`."""
-    lines = printable(str(error)).split("\n")
-    return "\n".join(lines[:-1] if error.where == entry else lines)
 
 
 def _explained(error: BaseException, workload: str | None) -> MeshdslError:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ..dims import DimsLike, Shape, size_of
-from ..errors import ShapeError, TraceError, at, caller
+from ..errors import ShapeError, TraceError
 from ..ir import Type
 
 
@@ -141,7 +141,7 @@ class Tensor:
         way_out = {"dims": "md.rename or md.reshape", "dtype": "md.cast"}.get(
             name, "a function that returns a new tensor"
         )
-        raise at(ShapeError(f"a tensor does not change: its {name} cannot be set\n  use {way_out}"), caller())
+        raise ShapeError(f"a tensor does not change: its {name} cannot be set\n  use {way_out}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -221,45 +221,36 @@ class Tensor:
         """The stored array; raises `ShapeError` if a call that it was donated to has overwritten it."""
         stored = self._concrete(what)
         if isinstance(stored, jax.Array) and not isinstance(stored, Tracer) and stored.is_deleted():
-            raise at(
-                ShapeError(
-                    f"tensor {self.type} was donated to an earlier call, which has overwritten its memory\n"
-                    "  use the result that replaced it, or leave the argument out of donate="
-                ),
-                caller(),
+            raise ShapeError(
+                f"tensor {self.type} was donated to an earlier call, which has overwritten its memory\n"
+                "  use the result that replaced it, or leave the argument out of donate="
             )
         return stored
 
     def _concrete(self, what: str) -> Any:
         if self._array is None:
-            raise at(
-                TraceError(
-                    f"a traced tensor has no values yet, so {what} cannot be read\n"
-                    f"  its type is {self.type}; the compiled program computes its values\n"
-                    "  return it from the function, or compute with md operations instead of NumPy's"
-                ),
-                caller(),
+            raise TraceError(
+                f"a traced tensor has no values yet, so {what} cannot be read\n"
+                f"  its type is {self.type}; the compiled program computes its values\n"
+                "  return it from the function, or compute with md operations instead of NumPy's"
             )
         return self._array
 
     def __bool__(self) -> bool:
         if self._array is None or isinstance(self._array, Tracer):
-            raise at(
-                TraceError(
-                    "a traced tensor cannot decide a Python if, while, and, or, not or assert\n"
-                    f"  it is {self.type}, and its values exist only when the compiled program runs\n"
-                    "  use md.where(c, a, b) per element, or md.cond(p, f, g, *xs) for a whole branch"
-                ),
-                caller(),
+            raise TraceError(
+                "a traced tensor cannot decide a Python if, while, and, or, not or assert\n"
+                f"  it is {self.type}, and its values exist only when the compiled program runs\n"
+                "  use md.where(c, a, b) per element, or md.cond(p, f, g, *xs) for a whole branch"
             )
         if self.dims:
-            raise at(ShapeError(f"the truth of a tensor {self.type} is ambiguous; use md.any or md.all"), caller())
+            raise ShapeError(f"the truth of a tensor {self.type} is ambiguous; use md.any or md.all")
         return bool(self.numpy())
 
     def item(self) -> Any:
         """The value of a concrete tensor without dims, as a Python number; raises `ShapeError` if it has dims."""
         if self.dims:
-            raise at(ShapeError(f"only a tensor without dims is one number; this is {self.type}"), caller())
+            raise ShapeError(f"only a tensor without dims is one number; this is {self.type}")
         return self.numpy().item()
 
     def __format__(self, format_spec: str) -> str:
@@ -273,26 +264,20 @@ class Tensor:
 
     def __index__(self) -> int:
         if self._array is None:
-            raise at(
-                _NoIndexError(
-                    f"a traced tensor has no values yet, so it is no size, index or number of trips: {self.type}\n"
-                    "  use a number of Python's, a dim's size, or md.while_loop"
-                ),
-                caller(),
+            raise _NoIndexError(
+                f"a traced tensor has no values yet, so it is no size, index or number of trips: {self.type}\n"
+                "  use a number of Python's, a dim's size, or md.while_loop"
             )
         if self.dtype.kind not in "iu":
             raise TypeError(f"{self.type} is not an integer")
         return int(self.item())
 
     def __iter__(self) -> Any:
-        raise at(TraceError(f"a tensor {self.type} has named dims; iterate with md.unstack(x, dim)"), caller())
+        raise TraceError(f"a tensor {self.type} has named dims; iterate with md.unstack(x, dim)")
 
     def __getitem__(self, key: Any) -> Any:
-        raise at(
-            TraceError(
-                f"a tensor {self.type} is indexed by name: md.slice(x, dim, start, size) or md.take(x, i, over)"
-            ),
-            caller(),
+        raise TraceError(
+            f"a tensor {self.type} is indexed by name: md.slice(x, dim, start, size) or md.take(x, i, over)"
         )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -302,15 +287,12 @@ class Tensor:
     def __jax_array__(self) -> Any:  # functions of JAX look it up before anything else
         if not _in_jax(sys._getframe(2)):
             raise AttributeError  # an operator of an array then leaves the operation to the tensor
-        raise at(
-            TraceError(
-                f"a function of JAX takes arrays, and this is {self.type}, whose dims have names\n"
-                "  instead of jax.numpy: md's own function, md.map(jnp.sin, x) for an elementwise one, "
-                "md.local(f, x, out=, split=) for any other\n"
-                "  jax.jit, jax.grad and the like: pass and return x.array, and name its dims inside, "
-                "md.tensor(array, x.dims); or md.jaxify"
-            ),
-            caller(),
+        raise TraceError(
+            f"a function of JAX takes arrays, and this is {self.type}, whose dims have names\n"
+            "  instead of jax.numpy: md's own function, md.map(jnp.sin, x) for an elementwise one, "
+            "md.local(f, x, out=, split=) for any other\n"
+            "  jax.jit, jax.grad and the like: pass and return x.array, and name its dims inside, "
+            "md.tensor(array, x.dims); or md.jaxify"
         )
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..errors import MeshdslError, ShapeError, TraceError, Where, at, caller
+from ..errors import MeshdslError, ShapeError, TraceError, Where, at, caller, expect
 from ..ir import Eqn, Graph, Op, Type, Var, dce, inferred, verify
 from .arguments import array_of
 from .eager import run_eagerly
@@ -32,8 +32,7 @@ def flatten(values: Any) -> tuple[list[Any], Any]:
     try:
         return tree.tree_flatten(values)
     except (SystemError, RecursionError):
-        deep = ShapeError("an argument or a result is nested thousands of levels deep\n  pass a flatter tree")
-        raise at(deep, caller()) from None
+        raise ShapeError("an argument or a result is nested thousands of levels deep\n  pass a flatter tree") from None
 
 
 class OpenTrace:
@@ -190,6 +189,7 @@ def trace(
     captures followed by the arguments. `closed`: the graph is run later, so that a tensor of outside is a constant or
     an error.
     """
+    expect("a function", function, Callable)
     traced = OpenTrace(_state.trace, closed)
     labels = labels or ("",) * len(specs)
     args = [traced.input(kind, label) for kind, label in zip(specs, labels, strict=True)]

@@ -1,9 +1,6 @@
 """The training runtime behind `meshdsl train`: data, the loop, checkpoints, metrics and progress."""
 
-import sys
-
 from ..errors import UsageError
-from ..errors.boundary import guarded_module
 from ..metric import Metric, combine, maximum, mean, minimum, norm, same, total
 from .adapters import from_datasets, from_grain
 from .batches import data_for
@@ -53,5 +50,3 @@ __all__ = [
     "train",
     "write_tokens",
 ]
-
-guarded_module(sys.modules[__name__], "train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,23 @@ def test_plans_change_no_result(workload: md.Workload):
         found = stepped(workload, md.Plan("rows:2 cols:2", rules, **knobs))
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=str(knobs))
+
+
+def test_a_knob_has_its_longer_name_too():
+    plan = md.Plan("node:2", "", collective_steps="flat", interleave=2)
+    assert (
+        plan
+        == md.Plan("node:2", "", steps="flat", chunks=2)
+        == md.Plan("node:2").replace(collective_steps="flat", interleave=2)
+    )
+    assert (plan.collective_steps, plan.interleave) == ("flat", 2)
+    assert md.Plan.from_toml("mesh = 'node:2'\ninterleave = 2\ncollective_steps = 'flat'") == plan
+    for both in (lambda: md.Plan(chunks=2, interleave=2), lambda: plan.replace(chunks=2, interleave=2)):
+        with pytest.raises(md.LayoutError, match="interleave and chunks are one knob"):
+            both()
+    names = inspect.signature(md.compile).parameters
+    assert {"collective_steps", "interleave"} <= names.keys() and not {"steps", "chunks"} & names.keys()
+    x = md.spec("batch:64 io:65536")
+    compiled = md.compile(lambda x: md.sum(x, "batch"), "node:4 gpu:8", "batch:node", collective_steps="flat")
+    assert compiled.plan.steps == "flat" and compiled.program(x).collectives
+    assert "collective_steps" not in str(md.search(lambda x: md.sum(x, "batch"), x, mesh="a:2", knobs="interleave"))

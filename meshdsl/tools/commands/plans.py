@@ -83,7 +83,9 @@ def update_options(parser: argparse._ActionsContainer) -> None:
         help="compute a step in N parts of its batch, one at a time (default 1)",
     )
     option(
+        "--interleave",
         "--chunks",
+        dest="chunks",
         type=positive,
         metavar="N",
         help="blocks of layers of each pipeline stage, interleaved with those of the others (default 1)",

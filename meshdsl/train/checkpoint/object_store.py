@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from ...dims import Dim
-from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError, at, caller
+from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError
 from ...ir import Type
 from ...trace import Tensor
 from . import processes
@@ -188,7 +188,7 @@ def library_errors(kind: type[CheckpointError], failure: str) -> Iterator[None]:
     except MeshdslError:
         raise
     except Exception as error:
-        raise at(kind(f"{failure}: {type(error).__name__}: {str(error)[:300]}"), caller()) from error
+        raise kind(f"{failure}: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
