@@ -129,8 +129,8 @@ def _data(data: Mapping[str, Any]) -> str:
     if data["kind"] == "text":
         size, held_out = data["bytes"], sum(kind["bytes"] for kind in data["held_out"].values())
         return (
-            f"{show_bytes(size)} of the Python standard library's own text, {show_bytes(held_out)} of it held out for eval "
-            f"(sha256 {data['sha256'][:16]})"
+            f"{show_bytes(size)} of the Python standard library's own text, {show_bytes(held_out)} of it held out for "
+            f"eval (sha256 {data['sha256'][:16]})"
         )
     kinds: dict[str, str] = {"noise": "random numbers, because the inputs are not text", "given": "from the workload"}
     return kinds.get(data["kind"], str(data["kind"]))
