@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -33,11 +33,8 @@ class Lines:
 
     def __init__(self, path: Path, header: Record):
         self.path, self.header = path, dict(header)
-        try:
+        with _written("--metrics", path):
             self.file = _appended(path)
-        except (OSError, ValueError) as error:
-            reason = "no process reads this pipe" if getattr(error, "errno", None) == errno.ENXIO else str(error)
-            raise UsageError(f"--metrics {path} cannot be written: {reason}") from None
 
     def write(self, record: Record) -> None:
         """Append one record."""
@@ -51,6 +48,16 @@ class Lines:
         """Close the file."""
         with contextlib.suppress(OSError):  # every line was flushed by write, which reported errors
             self.file.close()
+
+
+@contextlib.contextmanager
+def _written(option: str, path: Path) -> Iterator[None]:
+    """Raises `UsageError` where the option's file or directory cannot be written."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = "no process reads this pipe" if getattr(error, "errno", None) == errno.ENXIO else str(error)
+        raise UsageError(f"{option} {path} cannot be written: {reason}") from None
 
 
 def _appended(path: Path) -> TextIO:
@@ -69,10 +76,8 @@ class TensorBoard:
 
     def __init__(self, directory: Path):
         library = _library("tensorboardX", "tensorboard")
-        try:
+        with _written("--tensorboard", directory):
             self.writer = library.SummaryWriter(str(directory))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--tensorboard {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
         """Write the numbers of a step or evaluation record; other records are ignored."""
@@ -93,11 +98,9 @@ class Wandb:
 
     def __init__(self, directory: Path):
         self.library = _library("wandb", "wandb")
-        try:
+        with _written("--wandb", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self.identity = _identity(directory / "run-id")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--wandb {directory} cannot be written: {error}") from None
         self.directory, self.run = directory, None
 
     def write(self, record: Record) -> None:
@@ -167,10 +170,8 @@ class Profile:
     def __init__(self, directory: Path, count: int = 5, say: Callable[[str], object] = print):
         self.directory, self.count, self.say = directory, count, say
         self.seen, self.running = 0, False
-        try:
+        with _written("--profile", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--profile {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
         """Start or stop the profiler's trace, if the record is of a step."""
@@ -178,10 +179,8 @@ class Profile:
             return
         self.seen += 1
         if self.seen == 2:
-            try:
+            with _written("--profile", self.directory):
                 jax.profiler.start_trace(str(self.directory))
-            except (OSError, ValueError, RuntimeError) as error:
-                raise UsageError(f"--profile {self.directory} cannot be written: {error}") from None
             self.running = True
         elif self.seen == 2 + self.count:
             self.close()
