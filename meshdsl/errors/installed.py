@@ -13,6 +13,7 @@ from . import MeshdslError
 
 OLDEST_JAX = (0, 10, 2)  # that of pyproject.toml
 NEWEST_JAX = (0, 12)  # the newest minor version that passes the tests
+TESTED_JAX = " to ".join(".".join(map(str, each)) for each in (OLDEST_JAX, NEWEST_JAX))
 
 
 @functools.cache
@@ -23,14 +24,14 @@ def check_jax() -> None:
     except importlib.metadata.PackageNotFoundError:
         installed = "none"
     version = tuple(map(int, re.findall(r"\d+", installed)[:3]))
-    oldest, newest = (".".join(map(str, each)) for each in (OLDEST_JAX, NEWEST_JAX))
+    oldest, _, newest = TESTED_JAX.split()
     if version < OLDEST_JAX:
         raise MeshdslError(
             f"meshdsl needs JAX {oldest} or newer; installed: {installed}\n  pip install 'jax>={oldest}'"
         )
     if version[:2] > NEWEST_JAX:
         warnings.warn(
-            f"meshdsl is tested with JAX {oldest} to {newest}; installed: {installed}\n"
+            f"meshdsl is tested with JAX {TESTED_JAX}; installed: {installed}\n"
             f"  if something fails, compare with pip install 'jax=={newest}.*'",
             stacklevel=3,  # the user's line, which looked a public name up
         )
