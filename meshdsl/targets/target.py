@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..backend.attention import FusedKernel
 from ..ir import Eqn, Var
 from ..lowering.emit import PLAIN, Emission
 from ..lowering.program import Program
+from ..ops.attention.kernels import FusedKernel
 from .fusion import Step
 from .scores import Scores, no_scores
 

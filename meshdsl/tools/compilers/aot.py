@@ -33,7 +33,7 @@ from ...ir import Var, walk
 from ...lowering import Program
 from ...lowering.asynchrony import Start
 from ...lowering.emit import emit, shardings
-from ...targets.attention import with_kernels
+from ...targets.kernel_choice import with_kernels
 from ...targets.tpu import TPU
 from .compilation import Compilation, CompiledMemory, CompilerError, refused
 from .diff import changes
