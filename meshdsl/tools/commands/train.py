@@ -174,11 +174,7 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
         has_settings = not is_first
         for record in records:
             if peers is not None:
-                peers.note(record)
-                if record["event"] in ("start", "resume"):
-                    peers.agree(f"what they {record['event']}", record)
-                if "digests" in record:
-                    peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
+                _compare(peers, record)
             files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
             if record["event"] == "save" and not has_settings:
                 has_settings = True
@@ -193,6 +189,15 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
     if problems:
         raise problems[0]
     return OK
+
+
+def _compare(peers: Any, record: dict[str, Any]) -> None:
+    """Compare what this process starts with, resumes and stores with the others."""
+    peers.note(record)
+    if record["event"] in ("start", "resume"):
+        peers.agree(f"what they {record['event']}", record)
+    if "digests" in record:
+        peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
 
 
 def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:
