@@ -131,14 +131,17 @@ class _Reader:
             return self._mapping(key, value, args)
         if isinstance(kind, Table):
             return self._table(key, value, kind)
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            before, values = len(self.problems), self._table(key, value, _table_of(kind))
-            return None if len(self.problems) > before else kind(**values)
+        if dataclasses.is_dataclass(kind):
+            return self._dataclass(key, value, kind)
         if origin is typing.Literal or kind in _NAMES:
             found = _chosen(value, args) if args else _parsed(value, kind) if self.is_text else _converted(value, kind)
             return self._wrong(key, value, described or kind) if found is None else found
         self.problems.append(f"{key} is {_describe(kind)}, which has no text; set it in the workload's file")
         return None
+
+    def _dataclass(self, key: str, value: Any, kind: Any) -> Any:
+        before, values = len(self.problems), self._table(key, value, _table_of(kind))
+        return None if len(self.problems) > before else kind(**values)
 
     def _mapping(self, key: str, value: Any, kinds: Sequence[Any]) -> Any:
         if not isinstance(value, dict):

@@ -179,16 +179,21 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             if record["event"] == "save" and not has_settings:
                 has_settings = True
                 _attempt(partial(_save_settings, settings, options.config), problems, report)
-            try:
-                for sink in stdout:
-                    sink.write(record)
-            except OSError:
-                if stop is None:
-                    raise
-                discard_output()  # a run that saves goes on when nobody reads its output
+            _print(record, stdout, goes_on=stop is not None)
     if problems:
         raise problems[0]
     return OK
+
+
+def _print(record: dict[str, Any], stdout: list[StdoutWriter], goes_on: bool) -> None:
+    """Print a record. A run that saves goes on when nobody reads its output."""
+    try:
+        for sink in stdout:
+            sink.write(record)
+    except OSError:
+        if not goes_on:
+            raise
+        discard_output()
 
 
 def _compare(peers: Any, record: dict[str, Any]) -> None:
