@@ -36,6 +36,8 @@ ORDER = [
     ["passes"],
     ["pipelines"],
     ["lowering"],
+    ["cost.scores"],  # the fusion model: what a compiler computes in one kernel
+    ["cost.fusion"],
     ["targets"],
     ["cost"],
     ["cost.report"],

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from meshdsl.cost.report import files, html
+from meshdsl.cost.report import html
 from meshdsl.cost.report.schema import SCHEMA_VERSION
-from meshdsl.cost.report.tables import WIDTH
-from meshdsl.errors import MeshdslError
+from meshdsl.errors import MeshdslError, files
+from meshdsl.errors.tables import WIDTH
 from meshdsl.tools.commands import common
 from meshdsl.tools.compilers import aot
 from meshdsl.tools.compilers.diff import CompilerDiff

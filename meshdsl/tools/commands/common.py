@@ -120,11 +120,11 @@ def reason_of(error: Exception) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as `report.files.write_text` does.
+    """Write a file as `errors.files.write_text` does.
 
     Raises `UsageError` if it cannot, and `MeshdslError` if the disk is full or broken.
     """
-    from ...cost.report.files import write_text
+    from ...errors.files import write_text
 
     try:
         write_text(path, text)
