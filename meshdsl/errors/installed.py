@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import re
 import warnings
 from typing import Any
@@ -19,6 +18,8 @@ TESTED_JAX = " to ".join(".".join(map(str, each)) for each in (OLDEST_JAX, NEWES
 @functools.cache
 def check_jax() -> None:
     """Raises `MeshdslError` if JAX is missing or too old, warns if it is newer than the tests. Does not import it."""
+    import importlib.metadata  # imported here because it is slow, and the command line imports this file
+
     try:
         installed = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
@@ -51,6 +52,8 @@ def installs(extra: str) -> str:
     >>> installs("safetensors")
     "pip install 'safetensors>=0.8'"
     """
+    import importlib.metadata
+
     try:
         lines = importlib.metadata.requires("meshdsl") or []
     except importlib.metadata.PackageNotFoundError:
