@@ -264,10 +264,7 @@ GROUPS = {
     "splash": Group(
         "benchmarks.attention_kernels --shipped",
         "{chip}.{length}",
-        {
-            "forward": "{bundles[splash_mha_fwd_residuals]:,}", "queries": "{bundles[splash_mha_dq]:,}",
-            "keys": "{bundles[splash_mha_dkv]:,}",
-        },
+        {"forward": "{bundles[splash_mha_fwd_residuals]:,}", "backward": "{bundles[splash_mha_dkv]:,}"},
     ),  # the same
     "cpu": Group(
         "benchmarks.moe_layer", "{model}.{layout}.{candidate}", {"ratio": "{cpu_ratio:.2f}"}

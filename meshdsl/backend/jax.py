@@ -13,7 +13,6 @@ from jax import lax
 from jax.experimental import io_callback
 
 from . import direct, grouped
-from .attention import Arrays, blockwise
 from .formulas import Numbers, widens, window_count
 from .jaxprs import call_on_blocks
 from .varying import alike
@@ -152,16 +151,6 @@ class JaxFunctions:
         pads = [(low, high, base - 1) if i == axis else (0, 0, 0) for i in range(x.ndim)]
         x, first = lax.pad(x, np.asarray(fill, x.dtype), pads), k * dilation
         return lax.slice_in_dim(x, first, first + (n - 1) * stride + 1, stride, axis)
-
-    def attention(self, x: Arrays) -> Any:
-        """The result of attention, and the logarithm of the sum of exponentials of each query's scores."""
-        return blockwise.forward(self, x) if x.kernel.by is None else x.kernel.by.forward(x)
-
-    def attention_grad(self, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
-        """The cotangents of queries, keys, values and bias."""
-        if x.kernel.by is None:
-            return blockwise.backward(self, x, out, lse, ct, lse_ct)
-        return x.kernel.by.backward(x, out, lse, ct, lse_ct)
 
 
 Jax = JaxFunctions()

@@ -19,6 +19,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
+from .varying import varying_axes
+
 # Primitives that only call a function.
 CALLS = {
     "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "remat2", "checkpoint",
@@ -45,6 +47,17 @@ def call_on_blocks(jaxpr: Any, xs: Sequence[Any], varying: tuple[tuple[str, ...]
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return jaxpr_as_fun(jaxpr)(*xs)
     return _blocks.bind(*xs, jaxpr=jaxpr, varying=varying)
+
+
+def call_outside(f: Callable[..., Any], xs: Sequence[Any]) -> list[Any]:
+    """The results of f(*xs), traced outside the mesh: kernels of JAX do not say over which axes their results vary.
+
+    They vary over every axis that an operand varies over.
+    """
+    axes = varying_axes(*xs)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        jaxpr = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs))
+    return call_on_blocks(jaxpr, xs, (axes,) * len(jaxpr.out_avals))
 
 
 _blocks = Primitive("meshdsl_blocks")

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from .attention import Arrays, plain
 from .formulas import Numbers, widens, window_count
 from .jaxprs import compiled
 
@@ -225,14 +224,6 @@ class _NumPy:
         y = np.full([len(positions) if i == axis else m for i, m in enumerate(x.shape)], fill, x.dtype)
         np.moveaxis(y, axis, 0)[inside] = np.moveaxis(x, axis, 0)[positions[inside] // base]
         return y
-
-    @staticmethod
-    def attention(x: Arrays) -> Any:
-        return plain.forward(NumPy, x)
-
-    @staticmethod
-    def attention_grad(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> Any:
-        return plain.backward(NumPy, x, out, lse, ct, lse_ct)
 
     @staticmethod
     def switch(index: Any, branches: Sequence[Callable[..., Any]], *xs: Any) -> Any:

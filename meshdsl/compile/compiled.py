@@ -15,7 +15,7 @@ from typing import Any
 
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
-from ..cost.network import place
+from ..cost.network import has_slow_axis, place
 from ..cost.report.evaluate import cost as report
 from ..cost.report.report import Report
 from ..errors import LayoutError, ShapeError, TraceError
@@ -24,10 +24,9 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
-from ..overlap.collective_steps import has_slow_axis
 from ..overlap.values import OverlapPlan
 from ..pipelines import Schedule
-from ..targets.attention import is_attention
+from ..targets.kernel_choice import is_attention
 from ..trace import Tensor, flatten, tree
 from ..trace.tensors import concrete
 from ..updates.weight_update import UpdateTable
@@ -70,7 +69,7 @@ def _check_machine(options: Options, traced: Traced, mesh: Mesh) -> None:
     updates, plan = options.weight_update.mode, options.overlap.mode
     if options.machine is None or traced.target.read or _has_choice(options, traced.begun[-1].graph):
         return
-    in_steps = options.steps == "always" or (options.steps == "auto" and has_slow_axis(options.machine, mesh))
+    in_steps = options.steps == "always" or (options.steps == "auto" and has_slow_axis(options.machine.network, mesh))
     if updates != "auto" and plan == "none" and not in_steps:
         error = NoEffectError(
             f"machine={options.machine.name!r} has no effect with weight_update={updates!r} and overlap={plan!r}\n"

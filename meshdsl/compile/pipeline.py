@@ -24,18 +24,18 @@ from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.check import check
+from ..lowering.collective_steps import has_slow, in_steps
 from ..lowering.order_prints import order_prints
 from ..lowering.partition import partition
 from ..lowering.partition.legality import named_by_layouts
 from ..lowering.ragged_exchange import ragged_exchange
 from ..lowering.unroll import unroll
-from ..overlap.collective_steps import has_slow, in_steps
 from ..overlap.plan import plan_overlap
 from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
 from ..passes.simplify import simplify
 from ..pipelines import Schedule, pipelined
 from ..targets import FUSED, Target, target_named
-from ..targets.attention import with_kernels
+from ..targets.kernel_choice import with_kernels
 from ..updates.groups import RefinedMesh
 from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
 from .plan import Plan
@@ -190,11 +190,11 @@ def _in_steps(state: PassState, options: Options) -> PassState:
         raise
     assert state.program is not None
     if options.steps == "always":
-        return dataclasses.replace(state, program=in_steps(state.program, "always", machine, placement))
+        return dataclasses.replace(state, program=in_steps(state.program, "always", machine.name, placement))
     flat = [state.program]
     if has_slow(state.program, placement):
         flat.append(_planned_by_time(state, options, placement))
-    programs = dict.fromkeys(each for one in flat for each in (one, in_steps(one, "auto", machine, placement)))
+    programs = dict.fromkeys(each for one in flat for each in (one, in_steps(one, "auto", machine.name, placement)))
     if len(programs) > 1:
         program = min(programs, key=lambda each: timeline(ledger(each), machine, placement).seconds)
         state = dataclasses.replace(state, program=program)

@@ -22,7 +22,7 @@ from ..layouts import Layout, Mesh
 from ..lowering import Program
 from ..lowering.emit import emit, shardings
 from ..targets import Target, target_named, target_of
-from ..targets.attention import with_kernels
+from ..targets.kernel_choice import with_kernels
 from ..trace import Tensor, check_dtypes, spec_of, trace, tree
 from ..trace.platform import TracedFor, tracing_for
 from .pipeline import Options, PassState, Stage, begin, run

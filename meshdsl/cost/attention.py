@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..backend.attention import BLOCKWISE, AttentionKernel, Case
 from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
-from ..lowering.partition.attention import ATTENTION_TURN_GRAD
-from ..ops.attention.blocks import wide_dtype
+from ..ops.attention.kernels import BLOCKWISE, AttentionKernel, Case
+from ..ops.attention.names import wide_dtype
 from ..ops.attention.records import ATTENTION_GRAD
+from ..ops.attention.turns import ATTENTION_TURN_GRAD
 from ..targets import Target
-from ..targets.attention import case_of, choose, is_attention
+from ..targets.kernel_choice import case_of, choose, is_attention
 from .scores import names
 
 # FLOPs of a fused attention kernel over those of the plain formula: half of the pairs, since a causal kernel skips the

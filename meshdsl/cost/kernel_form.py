@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from ..dims import Dim
-from ..ir import Eqn, Var
+from ..ir import Eqn, Var, options
 from ..lowering import Program
 from .fusion import Kernel
 from .ledger import Line
@@ -51,7 +51,7 @@ class _Writer:
 
     def equation(self, eqn: Eqn) -> str:
         ins = " ".join(map(self.operand, eqn.ins))
-        params = " ".join(f"{key}={self.param(value)}" for key, value in eqn.params.items() if self.kept(value))
+        params = " ".join(f"{key}={self.param(value)}" for key, value in options(eqn.params) if self.kept(value))
         outs = " ".join(map(self.typed, eqn.outs))
         self.names.update((v, f"%{len(self.names) + i}") for i, v in enumerate(eqn.outs))
         word = str(eqn.op) if eqn.collective is None else eqn.collective.name

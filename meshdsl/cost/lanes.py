@@ -20,7 +20,7 @@ from .combining import combine
 from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
-from .network import Placement, full_bytes
+from .network import Placement
 from .roofline import kernel_time
 
 COMPUTE = "compute"
@@ -170,9 +170,7 @@ class LaneSchedule:
         if isinstance(step, Send):
             (line,) = self.ledger.of(step)
             record = line.record
-            n, kind = self.placement.mesh.count(record.axes), record.op.timed_as
-            seconds = self.placement.seconds(kind, record.axes, full_bytes(record, n))
-            lane = lane_of(record.axes)
+            seconds, kind, lane = self.placement.seconds_of(record), record.op.timed_as, lane_of(record.axes)
             started = isinstance(step.eqn.op, Start)
             overlapped_kinds = self.machine.asynchronous if started else self.machine.overlapped_by_compiler
             lanes = (lane,) if kind in overlapped_kinds else (COMPUTE, lane)

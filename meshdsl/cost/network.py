@@ -76,6 +76,16 @@ class Placement:
         parts = [part for axis in axes for part in self.parts.get(axis, ())]
         return " x ".join(str(part) for part in parts) or "one device"
 
+    @property
+    def levels(self) -> dict[str, int]:
+        """The outermost level of the network that each mesh axis of several devices extends over."""
+        return {axis: max(part.level for part in parts) for axis, parts in self.parts.items() if parts}
+
+    def seconds_of(self, record: CollectiveRecord) -> float:
+        """Seconds for a collective of a program."""
+        size = full_bytes(record, self.mesh.count(record.axes))
+        return self.seconds(record.op.timed_as, record.axes, size)
+
     def seconds(self, kind: str, axes: Sequence[str], size: float) -> float:
         """Seconds for a collective of `size` bytes (V, see `full_bytes`) over these mesh axes, in any order.
 
@@ -141,3 +151,8 @@ def place(network: Network, mesh: Mesh, assignment: Mapping[str, str | Sequence[
     if mesh.device_order is not None:
         notes += ("device_order is not read: the mesh is placed as if its devices were numbered in order",)
     return Placement(network, mesh, parts, used, notes)
+
+
+def has_slow_axis(network: Network, mesh: Mesh) -> bool:
+    """True if mesh axes are on several levels of the network; False if the mesh does not fit it."""
+    return mesh.size <= network.size and len(set(place(network, mesh).levels.values())) > 1

@@ -17,7 +17,7 @@ bandwidth of a link, a the latency of a hop. An all_reduce counts as two all_gat
       mesh                        V/(n^2 W)
     permute                       the bytes that one device sends / W + hops a
 
-One phase for each level is several collectives, which a program states (`overlap.collective_steps`).
+One phase for each level is several collectives, which a program states (`lowering.collective_steps`).
 
 If g groups of a mesh are interleaved along an axis, they share its links: W/g. For an outer level, W is the combined
 bandwidth of all the group's devices inside one of its members.

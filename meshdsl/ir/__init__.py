@@ -19,6 +19,7 @@ from .graph import (
     known,
     learn,
     operations,
+    options,
     params_with,
     readers_of,
     scratch_bytes,
@@ -33,5 +34,6 @@ __all__ = [
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
     "exact", "format_graph", "inferred", "known", "learn", "named", "no_flops", "only_named", "operations",
-    "params_with", "predicates", "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of", "verify", "walk",
+    "options", "params_with", "predicates", "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of",
+    "verify", "walk",
 ]  # fmt: skip

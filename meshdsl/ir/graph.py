@@ -424,10 +424,16 @@ UNSHOWN = {
 }
 
 
+def options(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The parameters of an equation, with those that a value `shown` lists in place of that value."""
+    for key, value in params.items():
+        shown: Mapping[str, Any] = getattr(value, "shown", {key: value})
+        yield from shown.items()
+
+
 def _shown(eqn: Eqn) -> Iterator[tuple[str, Any]]:
     """Yield the parameters to print, those of a loop first."""
-    params = {**({} if eqn.control is None else vars(eqn.control)), **eqn.params}
-    for key, value in params.items():
+    for key, value in options({**({} if eqn.control is None else vars(eqn.control)), **eqn.params}):
         if key not in UNSHOWN and value is not None and not isinstance(value, Graph):
             yield key, value
 

@@ -13,13 +13,13 @@ from functools import cached_property
 import numpy as np
 
 from ..backend import Block
-from ..backend.attention import AttentionKernel
 from ..errors import Where
 from ..errors.markup import page_part
 from ..errors.units import show_bytes
 from ..ir import Because, Cause, Collective, Eqn, Graph, Start, Var, While, format_graph, walk
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
+from ..ops.attention.kernels import AttentionKernel
 from ..pipelines import Schedule
 
 

@@ -14,7 +14,6 @@ keys and values.
 import meshdsl as md
 
 from . import decode, moe
-from .attention import multi_head_attention, rotary
 from .batch_norm import batch_norm, group_norm
 from .cached import attention_to, cached_attention, keys_and_values, write_cache
 from .convolution import causal_conv, conv
@@ -22,6 +21,7 @@ from .dropout import dropout
 from .linear import dense, embedding, feed_forward, learned_positions, linear
 from .losses import softmax_cross_entropy
 from .moe import moe_layer
+from .multi_head import multi_head_attention, rotary
 from .norms import layer_norm, rms_norm
 from .precision import Precision
 from .recurrent import gru, lstm, state_space

@@ -11,7 +11,7 @@ from typing import Any
 
 import meshdsl as md
 
-from .attention import MASKED_SCORE, Cache, Heads, check_positions, rotary, scaled
+from .multi_head import MASKED_SCORE, Cache, Heads, check_positions, rotary, scaled
 from .precision import FLOAT32, DimLike, Precision, dim_of, name_of
 
 

@@ -38,6 +38,16 @@ def list_schedule(tasks: Tasks, priority: Priority = lambda task: task.tail, lim
     return timed_schedule(tasks, priority, limit)[0]
 
 
+def faster_schedule(tasks: Tasks, limit: float = math.inf) -> list[Task]:
+    """The faster of two list schedules: by the longest chain, and by the program's order.
+
+    The program's order computes each gradient as soon as it can, so where the network takes longer than the device, its
+    reductions start earlier.
+    """
+    priorities: tuple[Priority, ...] = (lambda task: task.tail, lambda task: -task.number)
+    return min((timed_schedule(tasks, priority, limit) for priority in priorities), key=lambda one: one[1])[0]
+
+
 def timed_schedule(tasks: Tasks, priority: Priority, limit: float = math.inf) -> tuple[list[Task], float]:
     """The order of `list_schedule`, and its seconds."""
     device = _Device(tasks, priority, Footprint(tasks, limit) if limit < math.inf else None)

@@ -20,7 +20,7 @@ from ..lowering.program import Program
 from ..lowering.unroll import unroll
 from .combine import combine
 from .fences import fence, kernels_with_products
-from .list_schedule import list_schedule
+from .list_schedule import faster_schedule, list_schedule, timed_schedule
 from .memory_target import MemoryTarget
 from .one_in_flight import one_in_flight
 from .ranges import delays
@@ -103,20 +103,18 @@ class Planner:
         return ordered(tasks, schedule(tasks))
 
     def listed(self, program: Program) -> Program:
-        """The program in the order of a list schedule near the memory target."""
-        return self.target.order(lambda limit: self.in_order(program, lambda tasks: list_schedule(tasks, limit=limit)))
+        """The program in the order of the faster list schedule, near the memory target."""
+        return self.target.order(lambda limit: self.in_order(program, lambda tasks: faster_schedule(tasks, limit)))
 
     def delayed(self, program: Program, part: Mapping[Eqn, int]) -> tuple[float, Callable[[float], Program]]:
         """The best of a few delays between the parts, in seconds; the order with it, given a limit of memory."""
         tasks = self.tasks(program)
 
-        def plan(hold: float, limit: float = math.inf) -> Program:
-            check_deadline()
-            return ordered(tasks, list_schedule(tasks, lambda t: t.tail - hold * part.get(t.eqn, 0), limit))
+        def order(hold: float, limit: float = math.inf) -> tuple[list[Task], float]:
+            return timed_schedule(tasks, lambda t: t.tail - hold * part.get(t.eqn, 0), limit)
 
-        seconds_of = {hold: self.seconds(plan(hold)) for hold in delays(tasks, part, STAGGER)}
-        best = min(seconds_of, key=lambda hold: seconds_of[hold])
-        return best, lambda limit: plan(best, limit)
+        best = min(delays(tasks, part, STAGGER), key=lambda hold: order(hold)[1])
+        return best, lambda limit: ordered(tasks, order(best, limit)[0])
 
     def fenced(self, program: Program) -> Program:
         """A planned program with fences; where the machine's compiler runs one collective at a time, so does it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ..cost.machine import Machine
@@ -69,12 +68,9 @@ def staggered(tasks: Tasks, part: Mapping[Eqn, int]) -> tuple[list[Task], float]
 
     Without a delay, the chains of the parts advance together, and wait for the network together.
     """
-    best, least = list[Task](), math.inf
-    for hold in delays(tasks, part, STAGGER):
-        order, end = timed_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0))
-        if end < least:
-            best, least = order, end
-    return best, least
+    holds = delays(tasks, part, STAGGER)
+    schedules = (timed_schedule(tasks, lambda t, hold=hold: t.tail - hold * part.get(t.eqn, 0)) for hold in holds)
+    return min(schedules, key=lambda one: one[1])
 
 
 def delays(tasks: Tasks, part: Mapping[Eqn, int], factors: Sequence[float]) -> list[float]:

@@ -14,9 +14,9 @@ An exchange of held values is ragged: each part sends the run of slots that it f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from ..ir import Eqn, Op, Var, readers_of
 from ..layouts import Sharding
 from ..lowering.collectives import AllToAll
 from ..lowering.partition.planner import Reshard
-from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..ops.contraction import EINSUM
 from ..ops.dtypes import CAST, kind
@@ -35,6 +34,7 @@ from ..ops.inverse import INVERSE
 from ..ops.reshape import RENAME
 from .filled import FILLED_DOT, FILLED_OUTER, is_dot, is_outer
 from .parts import PLACED, RUN, SUM_PARTS, USED, Cut, resized
+from .pieces import Pieces
 from .slot_spaces import (
     InSlots,
     RefusedError,
@@ -48,32 +48,11 @@ from .slot_spaces import (
 )
 
 
-class ProgramInParts(Protocol):
-    """The program in parts so far."""
-
-    program: Program
-    parts: int
-    among: set[Eqn] | None
-    stored: Collection[Var]
-    count: int
-    eqns: list[Eqn]
-    cut: dict[Var, Cut]
-    pieces: dict[Var, tuple[Var, ...]]
-    joined: dict[Var, Var]
-
-    def divides(self, v: Var, cut: Cut) -> bool: ...
-    def in_parts(self, v: Var, cut: Cut, eqn: Eqn) -> tuple[Var, ...]: ...
-    def whole(self, v: Var, reader: Eqn | None = None) -> Var: ...
-    def join(self, pieces: Sequence[Var], out: Var, cut: Cut) -> Var: ...
-    def append(self, eqn: Eqn, part: int) -> None: ...
-    def in_full(self, eqn: Eqn) -> None: ...
-
-
 class SlotParts:
-    """The slots of a program in parts, for a `ProgramInParts`, which has the values that are cut."""
+    """The slots of a program in parts."""
 
-    def __init__(self, splitter: ProgramInParts, refused: Sequence[Eqn]):
-        self.splitter, self.program = splitter, splitter.program
+    def __init__(self, state: Pieces, refused: Sequence[Eqn]):
+        self.state, self.program = state, state.program
         self.refused = refused
         self.held: dict[Var, InSlots] = {}
         self.complete: set[Var] = set()  # values that another loop stored, which have all slots
@@ -95,9 +74,9 @@ class SlotParts:
         """Cut values that another loop stored: the slots of each part have consecutive numbers already."""
         inverse, space = stored.inverse, SlotSpace(stored.inverse)
         cut = Cut(space.over.name, 1)
-        if inverse in self.refused or not all(self.splitter.divides(i, cut) for i in inverse.ins):
+        if inverse in self.refused or not all(self.state.divides(i, cut) for i in inverse.ins):
             return
-        self.splitter.cut.update(dict.fromkeys(inverse.ins, cut))
+        self.state.cut.update(dict.fromkeys(inverse.ins, cut))
         self.space_of.update(dict.fromkeys(inverse.ins, space))
         self.number(space)
         self.complete.update(inverse.ins, inverse.outs)
@@ -109,13 +88,13 @@ class SlotParts:
         """Hold a value that every part reads with all slots."""
         self.complete.add(v)
         self.held[v] = dataclasses.replace(held, zero=False)
-        self.splitter.pieces[v] = (v,) * self.splitter.parts
+        self.state.pieces[v] = (v,) * self.state.parts
 
     def to_store(self) -> Iterator[StoredSlots]:
         """The stored values in slots, by space. Raises `RefusedError` if the indices that name the slots are not stored
         too.
         """
-        outs = set(self.program.outs) & set(self.splitter.stored)
+        outs = set(self.program.outs) & set(self.state.stored)
         for space in dict.fromkeys(self.space_of.values()):
             held = {v: self.held[v] for v in self.program.outs if v in self.held and self.held[v].space is space}
             if held and not outs.issuperset(space.inverse.ins):
@@ -131,54 +110,52 @@ class SlotParts:
         space = next((s for v in eqn.ins if (s := self.space_of.get(v)) and s.active and names_slots(eqn, v)), None)
         if space is None and not any(v in self.held for v in eqn.ins):
             return False
-        if inside and (self.by_index(eqn, space) if space is not None else self.kept(eqn)):
-            self.splitter.count += 1
-        else:
-            self.splitter.in_full(eqn)
+        if not inside or not (self.by_index(eqn, space) if space is not None else self.kept(eqn)):
+            self.state.in_full(eqn)
         return True
 
     def whole(self, v: Var, reader: Eqn | None) -> Var | None:
         """The complete value for a reader (None: a result of the program); None if it has no parts here."""
         if v in self.complete:
             return v
-        space, stored = self.space_of.get(v), reader is None and v in self.splitter.stored
+        space, stored = self.space_of.get(v), reader is None and v in self.state.stored
         as_name = stored if reader is None else names_slots(reader, v)
         if space is not None and space.active and v in space.placed and as_name:
             if v not in space.joined:
-                space.joined[v] = self.splitter.join(space.placed[v], dataclasses.replace(v), Cut(space.over.name, 1))
+                space.joined[v] = self.state.join(space.placed[v], dataclasses.replace(v), Cut(space.over.name, 1))
             return space.joined[v]
         if v not in self.held:
             return None
         held = self.held[v]
-        backward = stored or (self.splitter.among is not None if reader is None else reader.backward)
+        backward = stored or (self.state.among is not None if reader is None else reader.backward)
         if not backward or not (held.zero or held.holder):
             raise RefusedError(held.space)
-        if v not in self.splitter.joined:
-            self.splitter.joined[v] = self.sum_of(v, held)
-        return self.splitter.joined[v]
+        if v not in self.state.joined:
+            self.state.joined[v] = self.sum_of(v, held)
+        return self.state.joined[v]
 
     def sum_of(self, v: Var, held: InSlots) -> Var:
         if held.holder and v is not held.space.inverse.outs[0]:
             raise RefusedError(held.space)
         eqn = held.space.inverse
         if held.holder:
-            self.splitter.eqns.append(eqn.replace(ins=tuple(self.whole(i, eqn) or i for i in eqn.ins)))
+            self.state.eqns.append(eqn.replace(ins=tuple(self.whole(i, eqn) or i for i in eqn.ins)))
         else:
-            self.splitter.eqns.append(Eqn(SUM_PARTS, self.splitter.pieces[v], (v,), {}, eqn.where, eqn.backward))
+            self.state.eqns.append(Eqn(SUM_PARTS, self.state.pieces[v], (v,), {}, eqn.where, eqn.backward))
         return v
 
     def number(self, space: SlotSpace) -> bool:
         """Number the slots of each part of the tokens, if the indices are in parts."""
         eqn, cut = space.inverse, Cut(space.over.name, 1)
-        if any(self.splitter.cut.get(i) != cut or not self.splitter.divides(i, cut) for i in eqn.ins):
+        if any(self.state.cut.get(i) != cut or not self.state.divides(i, cut) for i in eqn.ins):
             return False
-        pieces = [self.splitter.in_parts(i, cut, eqn) for i in eqn.ins]
-        small = Dim(space.over.name, space.over.size // self.splitter.parts)
+        pieces = [self.state.in_parts(i, cut, eqn) for i in eqn.ins]
+        small = Dim(space.over.name, space.over.size // self.state.parts)
         params = {"over": small, "into": space.into}
         split = {d.name: eqn.outs[0].sharding.axes(d.name) for d in space.cells}
         placed: list[list[Var]] = [[] for _ in eqn.ins]
         holders: list[Var] = []
-        for part in range(self.splitter.parts):
+        for part in range(self.state.parts):
             own = tuple(piece[part] for piece in pieces)
             before = (*own, *space.used[-1:])
             for which, i in enumerate(own):
@@ -190,7 +167,6 @@ class SlotParts:
         space.active = True
         names = {d.name: d.name for d in (*space.cells, space.into[-1])}
         self.hold(eqn, holders, InSlots(space, frozenset(d.name for d in space.into), names, False, True))
-        self.splitter.count += 1
         return True
 
     def by_index(self, eqn: Eqn, space: SlotSpace) -> bool:
@@ -211,25 +187,25 @@ class SlotParts:
         if held is not None and (held.space is not space or held.dims != {eqn.params["over"].name}):
             return False
         out = eqn.outs[0]
-        self.splitter.pieces[out] = self.each(eqn, [self.parts_of(eqn.ins[0], eqn), pieces], space)
-        self.splitter.cut[out] = Cut(space.over.name, 1)
+        self.state.pieces[out] = self.each(eqn, [self.parts_of(eqn.ins[0], eqn), pieces], space)
+        self.state.cut[out] = Cut(space.over.name, 1)
         return True
 
     def indices(self, space: SlotSpace, index: Var, eqn: Eqn) -> tuple[Var, ...]:
-        return space.placed.get(index) or self.splitter.in_parts(index, Cut(space.over.name, 1), eqn)
+        return space.placed.get(index) or self.state.in_parts(index, Cut(space.over.name, 1), eqn)
 
     def tokens(self, v: Var, space: SlotSpace, eqn: Eqn) -> tuple[Var, ...] | None:
         """The parts of a value along the tokens; None if it has no equal parts."""
         cut = Cut(space.over.name, 1)
         if space.over not in v.dims:
             return self.parts_of(v, eqn)
-        if v in self.held or v.sharding.axes(space.over.name) or not self.splitter.divides(v, cut):
+        if v in self.held or v.sharding.axes(space.over.name) or not self.state.divides(v, cut):
             return None
-        return self.splitter.in_parts(v, cut, eqn)
+        return self.state.in_parts(v, cut, eqn)
 
     def parts_of(self, v: Var, eqn: Eqn) -> tuple[Var, ...]:
         """The parts of a value in slots, or the complete value for every part."""
-        return self.splitter.pieces[v] if v in self.held else (self.splitter.whole(v, eqn),) * self.splitter.parts
+        return self.state.pieces[v] if v in self.held else (self.state.whole(v, eqn),) * self.state.parts
 
     def kept(self, eqn: Eqn) -> bool:
         """Add an operation that keeps the slots apart, or sums over them in the backward pass."""
@@ -258,14 +234,14 @@ class SlotParts:
         """Add the parts of a backward sum over slots; False if other slots than their own add to them."""
         if not after.zero or not sums_parts(eqn, cast(Op, eqn.op)):
             return False
-        self.splitter.eqns.append(Eqn(SUM_PARTS, self.computed(eqn, inside), eqn.outs, {}, eqn.where, eqn.backward))
+        self.state.eqns.append(Eqn(SUM_PARTS, self.computed(eqn, inside), eqn.outs, {}, eqn.where, eqn.backward))
         return True
 
     def apart(self, eqn: Eqn, inside: Mapping[Var, InSlots], after: InSlots) -> bool:
         """Add an operation for each part; once, for all slots, if no operand has parts."""
         if after.holder or not self.complete.issuperset(inside):
             return self.hold(eqn, self.computed(eqn, inside), after)
-        self.splitter.in_full(eqn)
+        self.state.in_full(eqn)
         self.hold_complete(eqn.outs[0], after)
         return True
 
@@ -274,7 +250,7 @@ class SlotParts:
         rows = self.tokens(eqn.ins[0], held.space, eqn)
         if rows is None:
             return False
-        small = {"over": Dim(held.space.over.name, held.space.over.size // self.splitter.parts)}
+        small = {"over": Dim(held.space.over.name, held.space.over.size // self.state.parts)}
         pieces = self.each(eqn.replace(params=small), [rows, self.parts_of(eqn.ins[1], eqn)])
         return self.hold(eqn, pieces, dataclasses.replace(held, zero=True, holder=False))
 
@@ -287,7 +263,7 @@ class SlotParts:
         if product is None:
             return self.each(eqn, operands)
         x, y = product.ins
-        runs = [self.run(inside[x], part, x, eqn) for part in range(self.splitter.parts)]
+        runs = [self.run(inside[x], part, x, eqn) for part in range(self.state.parts)]
         return self.each(product, [operands[eqn.ins.index(x)], operands[eqn.ins.index(y)], runs])
 
     def product(self, eqn: Eqn, inside: Mapping[Var, InSlots]) -> Eqn | None:
@@ -325,7 +301,7 @@ class SlotParts:
         """The dtype of a product: that of the cast which alone reads it, so that no wider result is stored."""
         (reader, *others) = self.readers.get(eqn.outs[0], [eqn])
         narrow = reader.outs[0].dtype
-        inside = self.splitter.among is None or reader in self.splitter.among
+        inside = self.state.among is None or reader in self.state.among
         cast_alone = reader.op is CAST and not others and inside and eqn.outs[0] not in self.program.outs
         narrower = kind(narrow) == "f" and narrow.itemsize < eqn.outs[0].dtype.itemsize
         return narrow if cast_alone and narrower else eqn.params["dtype"]
@@ -333,7 +309,7 @@ class SlotParts:
     def filled(self, space: SlotSpace) -> float:
         """The expected fraction of the experts' slots that one part of the tokens fills."""
         slots = prod(d.size for d in space.into)
-        return min(1.0, len(space.inverse.ins) * space.over.size / slots) / self.splitter.parts
+        return min(1.0, len(space.inverse.ins) * space.over.size / slots) / self.state.parts
 
     def sent(self, eqn: Eqn, held: InSlots) -> bool:
         """Add a collective of a value in slots; an all_to_all between groups and experts sends the run of each part."""
@@ -345,7 +321,7 @@ class SlotParts:
         ragged = self.ragged(op, x, out, held) if isinstance(op, AllToAll) else None
         if ragged is None:
             return self.hold(eqn, self.each(eqn.replace(op=op, ins=(x,)), [self.parts_of(x, eqn)]), held)
-        ways = [[self.run(held, part, v, eqn) for part in range(self.splitter.parts)] for v in (x, out)]
+        ways = [[self.run(held, part, v, eqn) for part in range(self.state.parts)] for v in (x, out)]
         return self.hold(eqn, self.each(eqn.replace(op=ragged), [self.parts_of(x, eqn), *ways]), held)
 
     def ragged(self, op: AllToAll, x: Var, out: Var, held: InSlots) -> RaggedAllToAll | None:
@@ -379,24 +355,24 @@ class SlotParts:
             best = versions[-1]
         for step in steps:
             moved = Var(shape, best.dtype, "", step.step(best.sharding, mesh))
-            self.splitter.append(Eqn(step, (best,), (moved,), {}, eqn.where, eqn.backward, eqn.cause), part)
+            self.state.append(Eqn(step, (best,), (moved,), {}, eqn.where, eqn.backward, eqn.cause), part)
             versions.append(moved)
             best = moved
         return best
 
     def hold(self, eqn: Eqn, pieces: Sequence[Var], held: InSlots) -> bool:
-        self.held[eqn.outs[0]], self.splitter.pieces[eqn.outs[0]] = held, tuple(pieces)
+        self.held[eqn.outs[0]], self.state.pieces[eqn.outs[0]] = held, tuple(pieces)
         return True
 
     def each(self, eqn: Eqn, operands: Sequence[Sequence[Var]], tokens: SlotSpace | None = None) -> tuple[Var, ...]:
         """Add the equation for every part; the results, which have a part of the tokens if `tokens` is given."""
         outs: list[Var] = []
-        for part in range(self.splitter.parts):
+        for part in range(self.state.parts):
             dims = eqn.outs[0].dims
             if tokens is not None:
-                dims = resized(dims, tokens.over.name, 1 / self.splitter.parts)
+                dims = resized(dims, tokens.over.name, 1 / self.state.parts)
             outs.append(dataclasses.replace(eqn.outs[0], dims=dims, dtype=eqn.params.get("dtype", eqn.outs[0].dtype)))
-            self.splitter.append(eqn.replace(ins=tuple(xs[part] for xs in operands), outs=(outs[-1],)), part)
+            self.state.append(eqn.replace(ins=tuple(xs[part] for xs in operands), outs=(outs[-1],)), part)
         return tuple(outs)
 
     def emit(
@@ -404,5 +380,5 @@ class SlotParts:
     ) -> tuple[Var, ...]:
         (kind,) = op.infer([v.type for v in ins], params)
         out = Var(kind.dims, kind.dtype, "", sharding)
-        self.splitter.append(Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward), part)
+        self.state.append(Eqn(op, tuple(ins), (out,), params, eqn.where, eqn.backward), part)
         return (out,)

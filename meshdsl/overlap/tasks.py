@@ -11,7 +11,7 @@ Only the order changes: all equations keep their operands, so results are bitwis
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -103,69 +103,46 @@ def ordered(tasks: Tasks, order: Sequence[Task]) -> Program:
     A collective starts at its place in the order; its wait is before the first task that reads its result.
     """
     check_deadline()
-    instructions: list[Instruction] = []
-    waiting: set[Task] = set()
+    eqns: list[Eqn] = []
+    waiting: dict[Task, None] = {}
     for task in order:
         for source in task.needs:
             if source in waiting:
-                waiting.discard(source)
-                instructions.append(End(source.eqn))
+                del waiting[source]
+                eqns.append(source.eqn)
         if task.sends:
-            waiting.add(task)
-            instructions.append(Begin(task.eqn))
-        else:
-            instructions.append(task.eqn)
-    instructions += [End(task.eqn) for task in order if task in waiting]
-    return reorder(tasks.program, instructions)
+            waiting[task] = None
+        eqns.append(task.eqn)
+    return reorder(tasks.program, [*eqns, *(task.eqn for task in waiting)])
 
 
-@dataclass(frozen=True)
-class Begin:
-    """Start this collective here."""
-
-    eqn: Eqn
-
-
-@dataclass(frozen=True)
-class End:
-    """Wait for this collective here."""
-
-    eqn: Eqn
-
-
-Instruction = Eqn | Begin | End
-
-
-def reorder(program: Program, order: Sequence[Instruction]) -> Program:
+def reorder(program: Program, order: Sequence[Eqn]) -> Program:
     """The program with its equations in this order.
 
-    An equation that the order leaves out (a view, a constant, a value computed inside its readers) is placed before its
-    first reader. Raises `InternalError` if the order places an equation before its operands, or leaves one unfinished.
+    A collective that is in the order twice starts at its first place and is waited for at its second. An equation that
+    the order leaves out (a view, a constant, a value computed inside its readers) is placed before its first reader.
+    Raises `InternalError` if the order places an equation before its operands.
     """
     producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
-    listed = {one if isinstance(one, Eqn) else one.eqn for one in order}
+    places = Counter(order)
     done: set[Eqn] = set()
     eqns: list[Eqn] = []
     flight: dict[Eqn, Var] = {}
-    for one in order:
-        eqn = one if isinstance(one, Eqn) else one.eqn
-        if isinstance(one, End):
+    for eqn in order:
+        if eqn in flight:
             done.add(eqn)
             eqns.append(Eqn(WAIT, (flight[eqn],), eqn.outs, {}, eqn.where, eqn.backward))
             continue
-        eqns += _unlisted(eqn.ins, producers, listed, done)
-        if isinstance(one, Begin):
-            flight[eqn] = dataclasses.replace(eqn.outs[0])
-            if eqn.collective is None:
-                raise InternalError(f"reorder: {eqn.op} at {eqn.where} is no collective and cannot be started")
-            eqns.append(eqn.replace(op=Start(eqn.collective), outs=(flight[eqn],)))
-        else:
+        eqns += _unlisted(eqn.ins, producers, places.keys(), done)
+        if places[eqn] == 1:
             done.add(eqn)
             eqns.append(eqn)
-    eqns += _unlisted(program.outs, producers, listed, done)
-    left = [eqn for eqn in listed if eqn not in done]
-    if left:
-        raise InternalError(f"reorder: {left[0].op} at {left[0].where} has no place in the order")
+        elif eqn.collective is None:
+            raise InternalError(f"reorder: {eqn.op} at {eqn.where} is no collective and cannot be started")
+        else:
+            flight[eqn] = dataclasses.replace(eqn.outs[0])
+            eqns.append(eqn.replace(op=Start(eqn.collective), outs=(flight[eqn],)))
+    eqns += _unlisted(program.outs, producers, places.keys(), done)
     return program.replace(eqns=tuple(eqns))
 
 

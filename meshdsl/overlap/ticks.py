@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors.no_effect import NoEffectError
 from ..lowering.program import Program
+from .list_schedule import faster_schedule
 from .loops import bodies_in_order, in_parts, no_loop_in_parts
 from .planner import Candidates, Planner
 
@@ -20,9 +21,13 @@ def ticks(planner: Planner) -> Candidates:
             "  map the dim of the layers to an axis and divide the batch with microbatches=, without unroll=True; "
             "or use overlap='list'"
         )
-    yield "a loop for each pass", bodies_in_order(planner, planner.program, planner.in_order)
+
+    def order(body: Program) -> Program:
+        return planner.in_order(body, faster_schedule)
+
+    yield "a loop for each pass", bodies_in_order(planner, planner.program, order)
     paired = planner.paired()
-    yield "one loop for both passes", bodies_in_order(planner, paired, planner.in_order)
+    yield "one loop for both passes", bodies_in_order(planner, paired, order)
     cut = list(in_parts(planner, paired, _is_of_one_pass))
     for name, program in cut:
         yield f"one loop for both passes, the others in {name}", program

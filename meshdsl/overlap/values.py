@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, asdict, dataclass
 from typing import Any
 
 from ..errors import LayoutError, nearest
@@ -94,7 +94,7 @@ class OverlapWindow:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**vars(self), "inside": [list(one) for one in self.inside]}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,6 @@ class Attempt:
     exposed: float
     peak_bytes: int
     rejected: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -166,10 +162,4 @@ class OverlapPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; seconds and bytes of one device."""
-        return {
-            "mode": self.mode,
-            "machine": self.machine,
-            "chosen": self.chosen,
-            "attempts": [one.to_dict() for one in self.attempts],
-            "windows": [one.to_dict() for one in self.windows],
-        }
+        return {**asdict(self), "slower": self.slower}

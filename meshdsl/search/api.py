@@ -12,10 +12,10 @@ from ..compile import Compiled, compile
 from ..compile.plan import Plan
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_named
+from ..cost.network import has_slow_axis
 from ..errors import LayoutError, ShapeError
 from ..errors.no_effect import NoEffectError
 from ..layouts import Layout, Mesh, MeshLike
-from ..overlap.collective_steps import has_slow_axis
 from ..trace import spec
 from .knobs import Turn, named, turns_of
 from .plans import PlanSearch
@@ -92,7 +92,7 @@ def search(
         started=started,
     )
     tried = _meshes(mesh, devices)
-    turns = _turns(f, knobs, any(has_slow_axis(on, grid) for grid in tried), on)
+    turns = _turns(f, knobs, any(has_slow_axis(on.network, grid) for grid in tried), on)
     if not turns and start is not None:
         raise LayoutError(
             "start= is a plan, and this is a search for layouts: it turns no knobs\n"

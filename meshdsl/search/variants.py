@@ -11,10 +11,10 @@ from ..compile import Compiled
 from ..compile.pipeline import options_of
 from ..compile.plan import Plan, machine_text, planned
 from ..compile.signature import Stages
+from ..cost.network import has_slow_axis
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..layouts import Layout, Mesh
-from ..overlap.collective_steps import has_slow_axis
 from ..trace import tree
 from .evaluate import SearchProblem
 from .request import SearchRequest
@@ -62,7 +62,7 @@ class Variants:
                 return None
             self._canonical[step] = self._graphs.setdefault(str(stages.graph), step)
         remat, microbatches = self._canonical[step]
-        flat = self.priced and plan.steps == "auto" and not has_slow_axis(self.machine, plan.mesh)
+        flat = self.priced and plan.steps == "auto" and not has_slow_axis(self.machine.network, plan.mesh)
         steps = "flat" if flat else plan.steps
         return plan.replace(remat=remat, microbatches=microbatches, steps=steps, machine=None)
 

@@ -18,11 +18,12 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..errors import InternalError, LayoutError, MeshdslError, raised
-from ..errors.jax_version import check_jax
+from ..errors.installed import check_jax
 from ..errors.no_effect import reported
 from .commands import (
     analyze,
     compare,
+    devices,
     doctor,
     explain,
     export,
@@ -41,6 +42,7 @@ from .commands.common import (
     INTERRUPTED,
     discard_output,
     json_lines,
+    leave,
     printable,
     reason_of,
     say,
@@ -101,7 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         known = error if isinstance(error, MeshdslError) else _explained(error, getattr(options, "workload", None))
         say(f"{type(known).__name__}: {printable(str(known))}")
-        return getattr(known, "exit_code", ILLEGAL_LAYOUT if isinstance(known, LayoutError) else FAILURE)
+        code = getattr(known, "exit_code", ILLEGAL_LAYOUT if isinstance(known, LayoutError) else FAILURE)
+        if devices.is_one_of_several():  # JAX would wait for the other processes, which may wait for this one
+            leave(code)
+        return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -138,6 +143,8 @@ def _explained(error: BaseException, workload: str | None) -> MeshdslError:
         return MeshdslError(f"{workload} {problem}\n  at {line}  {line.source()}".rstrip())
     if isinstance(error, OSError):
         return MeshdslError(": ".join(str(part) for part in (error.filename, reason_of(error)) if part))
+    if name == "JaxRuntimeError":
+        return MeshdslError(f"the devices could not run the program: {text}")
     if isinstance(error, MemoryError):
         return MeshdslError(f"not enough memory: {text}")
     if isinstance(error, SystemExit):

@@ -23,8 +23,10 @@ from ..errors.values import as_json
 from ..metric import MetricTerms, on_host
 from ..optim.optimizers import name_of
 from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
+from .checkpoint import processes
 from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
+from .peers import digests
 from .reader import Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
@@ -224,7 +226,9 @@ class _Loop:
         saved = self.keep.save(self.state, self.seed, wait=wait, **stored)
         self.save_due = not saved
         if saved:
-            yield {"event": "save", "step": self.state.step, "seconds": time.perf_counter() - started}
+            seconds = time.perf_counter() - started
+            copies = {"digests": digests(self.state.tree)} if processes.count() > 1 else {}
+            yield {"event": "save", "step": self.state.step, "seconds": seconds, **copies}
         self.reader.restart()
 
     def stop_run(self, signal_number: int) -> Iterator[Record]:

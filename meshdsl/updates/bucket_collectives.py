@@ -26,8 +26,8 @@ from ..ir import Because, Cause, Eqn, Fuses, Op, Var, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
+from ..lowering.packing import PACK, UNPACK
 from ..lowering.program import Program
-from .packing import PACK, UNPACK
 from .regions import is_loop_over_parts
 
 # (kind, axes, bytes of each collective) -> how many of the collectives, smallest first, to bucket. Bytes ascend; each

@@ -115,7 +115,7 @@ def _draw_update(rng: random.Random, data: dict[str, int]) -> dict[str, Any]:
     return options
 
 
-EXCHANGED = ("dw", "partition", "lancet", "experts")  # modes for all_to_alls
+EXCHANGED = ("dw", "lancet")  # modes for all_to_alls
 
 
 def _draw_overlap(rng: random.Random, loops: bool, exchanges: bool) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _draw_overlap(rng: random.Random, loops: bool, exchanges: bool) -> dict[str,
     options: dict[str, Any] = {"mode": rng.choice(apt if apt and rng.random() < 0.6 else modes)}
     if options["mode"] in ("halves", "auto") and rng.random() < 0.3:
         options["parts"] = rng.choice([2, 3])
-    if options["mode"] in ("halves", "partition", "lancet", "experts") and rng.random() < 0.4:
+    if options["mode"] in ("halves", "lancet") and rng.random() < 0.4:
         options["dim"] = rng.choice(["batch", "length", "slot"])
     return options
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 import meshdsl as md
 from meshdsl.lowering.emit import emit, partition_spec
-from meshdsl.targets.attention import with_kernels
+from meshdsl.targets.kernel_choice import with_kernels
 from meshdsl.targets.tpu import TPU
 
 pytestmark = pytest.mark.aot

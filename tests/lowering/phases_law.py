@@ -28,8 +28,8 @@ from meshdsl.errors import InternalError
 from meshdsl.ir import Because, Eqn, verify, walk
 from meshdsl.lowering import Program
 from meshdsl.lowering.check import check
+from meshdsl.lowering.collective_steps import in_steps
 from meshdsl.lowering.partition import partition
-from meshdsl.overlap.collective_steps import in_steps
 from tests.lowering.programs import draw, same_bits
 from tests.stablehlo import cost_law
 
@@ -94,7 +94,7 @@ def compiled(seed: int) -> tuple[md.Compiled, list[md.Tensor]]:
 def stepped(flat: Program, mesh: md.Mesh, levels: int) -> tuple[Program, md.Machine]:
     """The program in steps on a machine with so many levels; raises `LayoutError` if nothing can be in steps."""
     on = machine(str(mesh), levels)
-    return in_steps(flat, "always", on, place(on.network, mesh)), on
+    return in_steps(flat, "always", on.name, place(on.network, mesh)), on
 
 
 def kinds(program: Program) -> Counter[str]:

@@ -19,6 +19,7 @@ DTYPES = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2",
     "bfloat16", "float16", "float32", "float64", "complex64", "complex128",
 ]  # fmt: skip
+EAGER = ("bool", "int8", "uint8", "bfloat16", "float16", "complex64")  # operations at once compile one by one
 SIZES = [301, 8]  # over four devices: uneven, and many enough to need a wide sum; even
 WINDOW = 4
 
@@ -104,7 +105,8 @@ def test_reductions_are_jnps_under_every_layout(dtype: str, size: int) -> None:
     array, names = operand(dtype, size), taken(dtype)
     x = md.tensor(array, "a b")
     f = md.compile(lambda x: [REDUCTIONS[name][0](x, "a") for name in names], "r:4", "a:r")
-    run = [y.numpy() for y in f(x)] if size % 4 else [REDUCTIONS[name][0](x, "a").numpy() for name in names]
+    eager = size % 4 == 0 and dtype in EAGER
+    run = [REDUCTIONS[name][0](x, "a").numpy() for name in names] if eager else [y.numpy() for y in f(x)]
     for results in (run, md.simulate(f.program(x), x)):
         for name, ours in zip(names, results, strict=True):
             agree(name, ours, array)

@@ -179,3 +179,13 @@ def test_overlap_reduces_stacks_of_gradients_at_once_where_latency_dominates() -
         return len(planner.unrolled.collectives)
 
     assert reductions(8) == 3 + 1 and reductions(4096) == 1 + 1
+
+
+def test_a_plan_that_is_slower_than_none_says_so() -> None:
+    model = gpt_moe.replace(**SMALL, **EXPERTS, router="switch")
+    compiled = md.compile(model.train_step(), *WHERE, overlap="lancet", machine="a100-p4de")
+    compiled.program(*model.specs())
+    plan = compiled.overlap
+    assert plan.slower == (plan.after.seconds > plan.before.seconds) == plan.to_dict()["slower"]
+    assert plan.slower == (", slower than no plan" in str(plan).splitlines()[0])
+    assert plan.slower

@@ -15,7 +15,6 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -26,9 +25,9 @@ import numpy as np
 import meshdsl as md
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
 from meshdsl import backend
-from meshdsl.lowering.program import Program
 from meshdsl.lowering.simulate import simulate
-from meshdsl.overlap.planner import Planner
+from meshdsl.overlap.modes import PLANS
+from meshdsl.overlap.planner import Candidates, Planner
 from meshdsl.pipelines import one_tick
 from tests.laws import run
 from tests.stablehlo import cost_law
@@ -196,17 +195,17 @@ def differ(got: list[np.ndarray], wanted: list[np.ndarray], exact: bool) -> floa
     return worst
 
 
-TICKS = Planner.ticks
+TICKS = PLANS["ticks"]
 
 
-def paired_ticks(self: Planner, mode: str, end: str = "passes") -> Iterator[tuple[str, Program]]:
+def paired_ticks(planner: Planner, end: str = "passes") -> Candidates:
     """Of the plans "ticks", the one with one loop for both passes, whatever its time."""
-    return (one for one in TICKS(self, mode) if one[0].startswith("one loop") and one[0].endswith(end))
+    return (one for one in TICKS(planner) if one[0].startswith("one loop") and one[0].endswith(end))
 
 
-def in_parts(self: Planner, mode: str) -> Iterator[tuple[str, Program]]:
+def in_parts(planner: Planner) -> Candidates:
     """The one with the other loops in parts of the batch; without such loops, as `paired_ticks`."""
-    plans = [*paired_ticks(self, mode, "batch"), *paired_ticks(self, mode)]
+    plans = [*paired_ticks(planner, "batch"), *paired_ticks(planner)]
     return iter(plans[:1])
 
 
@@ -221,7 +220,7 @@ def compiled(case: Case, step: Any, args: list[Any]) -> Any:
         kept = {name: x for name, x in options.items() if name not in left_out}
         try:
             pipe = md.compile(step, case.mesh, case.layout, **kept)
-            with mock.patch.object(Planner, "ticks", ticks):
+            with mock.patch.dict(PLANS, ticks=ticks):
                 pipe.program(*args)
             return pipe
         except md.LayoutError as error:

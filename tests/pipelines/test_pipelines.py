@@ -24,7 +24,7 @@ from meshdsl.models.llama import llama
 from meshdsl.models.mixtral import mixtral
 from meshdsl.ops.contraction import EINSUM
 from meshdsl.ops.creation import EMPTY
-from meshdsl.overlap.planner import Planner
+from meshdsl.overlap.modes import PLANS
 from meshdsl.pipelines import Schedule, one_tick, pipeline, stages
 from meshdsl.pipelines.one_tick import Pipe
 from tests.pipelines.law import Case, compiled, draw, judge, paired_ticks, step_of
@@ -234,7 +234,7 @@ def test_in_ticks_with_one_loop_most_communication_is_hidden(remat: str):
     """The same collectives and, beside the fourth slot of the ring, hardly more memory."""
     plain = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, remat=remat)).program(*LLAMA.specs())
     step = md.compile(LLAMA.train_step(), plan=md.Plan(**TENSOR, remat=remat, overlap="ticks", machine="h100"))
-    with mock.patch.object(Planner, "ticks", paired_ticks):
+    with mock.patch.dict(PLANS, ticks=paired_ticks):
         program = step.program(*LLAMA.specs())
     before, after = step.overlap.before, step.overlap.after
     assert after.exposed < 0.3 * before.exposed and after.seconds < before.seconds

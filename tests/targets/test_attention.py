@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.backend import NumPy
-from meshdsl.backend.attention import Arrays, AttentionKernel, Case, Sees, Span, plain
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
+from meshdsl.ops.attention import in_numpy
+from meshdsl.ops.attention.arrays import Arrays, Sees, Span
+from meshdsl.ops.attention.kernels import AttentionKernel, Case
+from meshdsl.ops.attention.names import Names
 from meshdsl.targets import target_named, target_of
-from meshdsl.targets.attention import choose, is_attention, with_kernels
 from meshdsl.targets.cpu import CPU
 from meshdsl.targets.gpu import CUDNN
+from meshdsl.targets.kernel_choice import choose, is_attention, with_kernels
 from meshdsl.targets.tpu import TPU, fused
 from tests.ops.test_attention import assert_close, random
 
-CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), 512)
+NAMES = Names("head", "length", "length", "memory")
+CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), NAMES)
 WHOLE = ((0, 256),)
 HALVES = (((128, 128), (384, 128)), ((0, 128), (256, 128)))  # in zigzag order: queries of device 1, keys of device 0
 ARRAYS: dict[str, dict[str, Any]] = {
@@ -65,13 +68,10 @@ def arrays(
         queries=queries,
         keys=keys,
         sees=Sees(causal, window, count or last, padded=count is not None),
-        scale=0.3,
-        soft_cap=soft_cap,
+        how=dataclasses.replace(NAMES, scale=0.3, soft_cap=soft_cap),
         batch=2,
         offset=None if offset is None else np.int32(offset),
         segments=ids if segments else None,
-        wide=np.dtype("float64"),
-        out=np.dtype("float64"),
         kernel=AttentionKernel("pallas_interpret", queries=128, keys=128),
     )
 
@@ -83,14 +83,14 @@ def test_fused_attention_is_the_plain_formula(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(fused, "VMEM", options.pop("vmem", fused.VMEM))
     x = arrays(3, **options)
     with np.errstate(divide="ignore"):
-        out, lse = plain.forward(NumPy, x)
+        out, lse = in_numpy.forward(x)
     made = jax.tree.map(jnp.asarray, {"q": x.q, "k": x.k, "v": x.v, "offset": x.offset, "segments": x.segments})
     on_device = dataclasses.replace(x, **made)
     made_out, made_lse = fused.forward(on_device)
     assert_close((made_out, np.nan_to_num(made_lse, neginf=-1)), (out, np.nan_to_num(lse, neginf=-1)))
     draw = np.random.default_rng(5)
     ct, lse_ct = draw.normal(size=out.shape), np.where(np.isinf(lse), 0, draw.normal(size=lse.shape))
-    *wanted, _ = plain.backward(NumPy, x, out, lse, ct, lse_ct)
+    *wanted, _ = in_numpy.backward(x, out, lse, ct, lse_ct)
     *found, _ = fused.backward(on_device, *map(jnp.asarray, (out, lse, ct, lse_ct)))
     assert_close(found, wanted)
 
@@ -125,16 +125,20 @@ def kernels(program: md.Program) -> list[AttentionKernel]:
     return [eqn.params["kernel"] for eqn, _ in walk(program) if is_attention(eqn)]
 
 
+def named(**options: Any) -> Names:
+    return dataclasses.replace(NAMES, **options)
+
+
 CHOICES = [
     ({}, "auto", "tpu", "pallas:512x512", ""),
-    ({"block": 256}, "auto", "tpu", "pallas:256x256", ""),
+    ({"how": named(block=256)}, "auto", "tpu", "pallas:256x256", ""),
     ({"queries": 3 * 128, "keys": 5 * 128}, "auto", "tpu", "pallas:384x128", ""),
-    ({"extras": ("segments", "memory_segments", "offset")}, "pallas", "tpu", "pallas:512x512", ""),
+    ({"how": named(extras=("segments", "memory_segments", "offset"))}, "pallas", "tpu", "pallas:512x512", ""),
     ({}, "auto", "gpu", "cudnn", ""),
     ({}, "auto", "cpu", "blockwise", "no fused kernel for cpu"),
     ({}, "auto", "gpu of compute capability 7.0", "blockwise", "no fused kernel for gpu of compute capability 7.0"),
     ({}, "blockwise", "tpu", "blockwise", ""),
-    ({"extras": ("bias",)}, "auto", "tpu", "blockwise", "pallas takes no bias="),
+    ({"how": named(extras=("bias",))}, "auto", "tpu", "blockwise", "pallas takes no bias="),
     ({"queries": 0}, "auto", "tpu", "blockwise", "pallas takes queries with positions"),
     ({"keys": 1000}, "auto", "tpu", "blockwise", "pallas takes multiples of 128 keys, not 1000"),
     ({"head": 20}, "auto", "tpu", "blockwise", "pallas takes heads of multiples of 16 up to 256, not 20"),
@@ -143,9 +147,9 @@ CHOICES = [
     ({"keys": 1000}, "pallas", "tpu", "", "pallas takes multiples of 128 keys, not 1000"),
     ({}, "pallas", "cpu", "", "pallas runs on tpu, not on cpu"),
     ({"part": True}, "auto", "gpu", "blockwise", "cudnn is not used on a part of the keys"),
-    ({"extras": ("bias",)}, "auto", "gpu", "blockwise", "cudnn is not used with bias="),
-    ({"soft_cap": True}, "auto", "tpu", "pallas:512x512", ""),
-    ({"soft_cap": True}, "auto", "gpu", "blockwise",
+    ({"how": named(extras=("bias",))}, "auto", "gpu", "blockwise", "cudnn is not used with bias="),
+    ({"how": named(soft_cap=1.0)}, "auto", "tpu", "pallas:512x512", ""),
+    ({"how": named(soft_cap=1.0)}, "auto", "gpu", "blockwise",
      "cudnn is not used with soft_cap=, which JAX's function does not take"),
     ({"ahead": True}, "auto", "gpu", "blockwise", "cudnn takes a window only with causal=True"),
     ({"apart": True}, "cudnn", "gpu", "", "cudnn takes queries and keys of equal positions, without padding"),
@@ -261,11 +265,11 @@ def test_values_shorter_than_keys_are_padded_for_cudnn(monkeypatch: pytest.Monke
     monkeypatch.setattr(jax.nn, "dot_product_attention", in_xla)
     x = arrays(7, causal=True)
     x = dataclasses.replace(x, v=x.v[..., :12])
-    out, lse = plain.forward(NumPy, x)
+    out, lse = in_numpy.forward(x)
     on_device = dataclasses.replace(x, **{name: jnp.asarray(getattr(x, name)) for name in "qkv"})
     assert_close(CUDNN.forward(on_device), (out, lse), 1e-5)
     ct = np.random.default_rng(8).normal(size=out.shape)
-    *wanted, _ = plain.backward(NumPy, x, out, lse, ct, np.zeros_like(lse))
+    *wanted, _ = in_numpy.backward(x, out, lse, ct, np.zeros_like(lse))
     *found, _ = CUDNN.backward(on_device, *map(jnp.asarray, (out, lse, ct)), None)
     assert_close(found, wanted, 1e-5)
 

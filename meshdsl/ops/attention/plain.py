@@ -13,18 +13,10 @@ from ..elementwise import exp, stop_gradient, tanh, where
 from ..indexing import iota
 from ..reductions import broadcast, max, sum
 from ..reshape import rename, transpose
-from .blocks import Names, value_dim
+from .names import Names, value_dim
 
 
-def plain_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    how: Names,
-    causal: bool,
-    window: int | None,
-    extras: Mapping[str, Tensor],
-) -> Tensor:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, how: Names, extras: Mapping[str, Tensor]) -> Tensor:
     """The formula with all scores at once."""
     value = value_dim(k.dims, v.dims, how)
     out = tuple(value if d.name == how.over else d for d in q.dims)
@@ -36,7 +28,7 @@ def plain_attention(
     scores = scores + cast(extras["bias"], wide) if "bias" in extras else scores
     if keys.size == 0:  # no maximum to subtract; a sum of no values is 0
         return einsum(cast(scores, v.dtype), v, out=out)
-    seen = _seen(rest, keys, how, causal, window, extras)
+    seen = _seen(rest, keys, how, extras)
     if seen is None and "bias" not in extras:
         p = exp(scores - stop_gradient(max(scores, keys)))
         return einsum(cast(p / sum(p, keys), v.dtype), v, out=out)
@@ -67,25 +59,23 @@ def _renamed(x: Tensor, old: str, new: str) -> Tensor:
     return x if old == new or old not in names(x.dims) else rename(x, **{old: new})
 
 
-def near(distance: Tensor, causal: bool, window: int | None) -> list[Tensor]:
+def near(distance: Tensor, how: Names) -> list[Tensor]:
     """The conditions on a query's position minus a key's."""
-    after = [distance >= 0] if causal else []
-    if window is None:
+    after = [distance >= 0] if how.causal else []
+    if how.window is None:
         return after
-    return [*after, distance < window] if causal else [distance < window, distance > -window]
+    return [*after, distance < how.window] if how.causal else [distance < how.window, distance > -how.window]
 
 
-def _seen(
-    rest: Shape, keys: Dim, how: Names, causal: bool, window: int | None, extras: Mapping[str, Tensor]
-) -> Tensor | None:
+def _seen(rest: Shape, keys: Dim, how: Names, extras: Mapping[str, Tensor]) -> Tensor | None:
     """The mask of keys that each query sees, with dims among `rest` and the keys; None if queries see all keys."""
     length = tuple(d for d in rest if d.name == how.length)
     pair = (*length, keys)
     conditions: list[Tensor] = [extras["mask"]] if "mask" in extras else []
-    if causal or window is not None:
+    if how.compares:
         start = extras.get("offset", as_tensor(0, "int32"))
         at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
-        conditions += near(at, causal, window)
+        conditions += near(at, how)
     if "segments" in extras:
         ids, other = extras["segments"], extras["memory_segments"]
         other = _renamed(other, how.keys, keys.name)
@@ -101,7 +91,7 @@ def _seen(
     return seen
 
 
-def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -> tuple[Tensor, ...]:
+def plain_gradient(*ins: Tensor, how: Names) -> tuple[Tensor, ...]:
     """The cotangents of q, k, v and the bias by the formula; second derivatives are those of these operations."""
     roles = how.roles(ins)
     q, k, v, ct = (roles[r] for r in ("q", "k", "v", "ct"))
@@ -112,7 +102,7 @@ def plain_gradient(*ins: Tensor, how: Names, causal: bool, window: int | None) -
     wide = roles["lse"].dtype
     s, slope = _capped(einsum(q, k, out=scores, dtype=wide) * how.scale, how)
     s = s + cast(roles["bias"], wide) if "bias" in roles else s
-    seen = _seen(rest, keys, how, causal, window, roles)
+    seen = _seen(rest, keys, how, roles)
     finite = s > -math.inf
     seen = finite if seen is None else broadcast(seen, scores) & finite
     lse = where(roles["lse"] > -math.inf, roles["lse"], 0)

@@ -17,14 +17,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...backend import Local
-from ...backend.attention import AttentionKernel
 from ...dims import Dim, Shape, fresh_dim, names
 from ...ir import Eqn, Labels, Op, Product, Reduce, Type
 from ...layouts import Sharding
 from ...trace import Tensor, bind
 from ..indexing import iota
 from ..reductions import broadcast, spread
-from .blocks import RESIDUALS, Canonical, Names, value_dim, wide_dtype
+from .kernels import AttentionKernel
+from .names import RESIDUALS, Names, value_dim, wide_dtype
+from .operands import Canonical
 from .plain import near, plain_gradient
 
 MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
@@ -42,23 +43,15 @@ def _grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
     return tuple(Type(roles[r].dims, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
 
 
-def _kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: AttentionKernel | None = None
-) -> Any:
+def _kernel(c: Local, *ins: Any, how: Names, kernel: AttentionKernel | None = None) -> Any:
     form = Canonical.of(c, how, ins, kernel)
-    out, lse = c.xp.attention(form.operands(causal, window))
-    out, lse = form.results(out, lse, c.outs)
+    out, lse = form.results(form.operands(), c.outs)
     return out.astype(how.dtype(ins[2].dtype)), lse
 
 
-def _grad_kernel(
-    c: Local, *ins: Any, how: Names, causal: bool, window: int | None, kernel: AttentionKernel | None = None
-) -> Any:
+def _grad_kernel(c: Local, *ins: Any, how: Names, kernel: AttentionKernel | None = None) -> Any:
     form = Canonical.of(c, how, ins, kernel)
-    arrays = form.operands(causal, window)
-    gradients = form.cotangents(arrays)
-    if len(gradients) > 3:
-        gradients[3] = form.bias_cotangent(gradients[3], arrays.keys, form.stored_keys)
+    gradients = form.cotangents(form.operands())
     dtypes = [form.arrays[role].dtype for role in MOVING if role in form.arrays]
     return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(gradients, dtypes, strict=True))
 
@@ -103,21 +96,19 @@ def products(ins: Any, shapes: Sequence[Shape], how: Names, heads: int, values: 
     return 2.0 * rest * (heads * q[how.over] + values * v[value_dim(shapes[1], shapes[2], how).name])
 
 
-def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, causal: bool, window: int | None, blocks: Any) -> float:
+def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, blocks: Any) -> float:
     """Query-key pairs computed by the device with the last queries, the most on any device."""
     q, k = (dict(zip(names(shape), n, strict=True)) for shape, n in zip(shapes[:2], ins[:2], strict=True))
     queries, keys = q.get(how.length, 1), k[how.keys]
     length = next((d.size for d in shapes[0] if d.name == how.length), keys)
-    return pairs_seen(max(0, length - queries), queries, keys, causal, window, blocks)
+    return pairs_seen(max(0, length - queries), queries, keys, how.causal, how.window, blocks)
 
 
 def _counted(heads: int, values: int) -> Callable[..., float]:
     """The FLOPs of so many products (see `products`), of the pairs that are seen."""
 
-    def flops(
-        ins: Any, outs: Any, *, shapes: Any, how: Names, causal: bool, window: int | None, blocks: Any = None
-    ) -> float:
-        return _pairs(ins, shapes, how, causal, window, blocks) * products(ins, shapes, how, heads, values)
+    def flops(ins: Any, outs: Any, *, shapes: Any, how: Names, blocks: Any = None) -> float:
+        return _pairs(ins, shapes, how, blocks) * products(ins, shapes, how, heads, values)
 
     return flops
 
@@ -200,9 +191,7 @@ ATTENTION = Op(
 )
 
 
-def vectorised(
-    op: Op, ins: Sequence[Tensor], new: Dim, how: Names, causal: bool, window: int | None
-) -> tuple[Tensor, ...]:
+def vectorised(op: Op, ins: Sequence[Tensor], new: Dim, how: Names) -> tuple[Tensor, ...]:
     """The results of attention, or of its gradient, on operands some of which have the dim `new`, first."""
     roles = how.roles(ins)
     together = {"k", "v"} if new in (*roles["k"].dims, *roles["v"].dims) else set[str]()
@@ -211,12 +200,11 @@ def vectorised(
     for role in ("q", *(r for r in roles if r in together)):
         roles[role] = spread([roles[role]], new)[0]
     if "offset" in roles and new in roles["offset"].dims:
-        roles, how = _masked(roles, how, causal, window)
-        causal, window = False, None
-    return bind(op, *roles.values(), how=how, causal=causal, window=window)
+        roles, how = _masked(roles, how)
+    return bind(op, *roles.values(), how=how)
 
 
-def _masked(roles: dict[str, Tensor], how: Names, causal: bool, window: int | None) -> tuple[dict[str, Tensor], Names]:
+def _masked(roles: dict[str, Tensor], how: Names) -> tuple[dict[str, Tensor], Names]:
     """The operands with a mask in the place of the offset."""
     keys = next(d for d in roles["k"].dims if d.name == how.keys)
     memory = Dim(how.memory, keys.size)
@@ -227,7 +215,7 @@ def _masked(roles: dict[str, Tensor], how: Names, causal: bool, window: int | No
     pair = (*start.dims, *length, memory)
     at = broadcast(start, pair) - broadcast(iota(memory, start.dtype), pair)
     at = at + broadcast(iota(length[0], start.dtype), pair) if length else at
-    conditions = near(at, causal, window)
+    conditions = near(at, how)
     if "mask" in roles:
         conditions.append(roles["mask"])
     every = [d for d in (*roles["q"].dims, memory) if any(d in c.dims for c in conditions)]
@@ -238,5 +226,5 @@ def _masked(roles: dict[str, Tensor], how: Names, causal: bool, window: int | No
     batched_roles = {**roles, "mask": mask}
     extras = tuple(role for role in order[3:7] if role in batched_roles)
     return {r: batched_roles[r] for r in order if r in batched_roles}, dataclasses.replace(
-        how, extras=extras, memory=memory.name
+        how, extras=extras, memory=memory.name, causal=False, window=None
     )

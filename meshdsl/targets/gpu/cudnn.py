@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ...backend.attention import Case, FusedKernel
-from ...backend.attention.arrays import Arrays
-from ...backend.attention.outside import call_outside
+from ...backend.jaxprs import call_outside
+from ...ops.attention.arrays import Arrays
+from ...ops.attention.kernels import Case, FusedKernel
 
 FLASH = 8.0  # the compute capability of GPUs from which on cuDNN has a fused attention
 HEADS = {FLASH: 128, 9.0: 256}  # the largest head, from a compute capability on
@@ -48,7 +48,7 @@ def _attend(x: Arrays, return_residual: bool) -> Any:
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         return jax.nn.dot_product_attention(
-            q, k, v, scale=x.scale, is_causal=sees.causal, local_window_size=window, implementation="cudnn",
+            q, k, v, scale=x.how.scale, is_causal=sees.causal, local_window_size=window, implementation="cudnn",
             return_residual=return_residual,
         )  # fmt: skip
 
@@ -78,9 +78,9 @@ def _restored(x: Arrays, y: Any) -> Any:
 
 def _refusal(case: Case, capability: float) -> str:
     largest = max((head for least, head in HEADS.items() if capability >= least), default=0)
-    if case.extras:
-        return f"is not used with {case.extras[0]}="
-    if case.soft_cap:
+    if case.how.extras:
+        return f"is not used with {case.how.extras[0]}="
+    if case.how.soft_cap:
         return "is not used with soft_cap=, which JAX's function does not take"
     if case.part:
         return "is not used on a part of the keys"

@@ -6,7 +6,7 @@ from ..target import MemoryRules, Target
 from .before_loops import products_before_loops
 from .body_order import body_order
 from .emission import EMISSION
-from .pallas import INTERPRETED, PALLAS
+from .fused import INTERPRETED, PALLAS
 from .softmaxes import inside_softmaxes, softmaxes
 from .stored_rows import drop_row_barriers, read_stored_rows
 from .tiles import padding, read_by_convolutions

@@ -49,15 +49,15 @@ def _scores(
     """
     left, right = (q, k) if queries == 0 else (k, q)
     s, slope = lax.dot_general(left, right, NT, preferred_element_type=t.wide), None
-    if t.soft_cap is None:
-        s = s * np.asarray(t.scale * LOG2E, t.wide)
+    if t.how.soft_cap is None:
+        s = s * np.asarray(t.how.scale * LOG2E, t.wide)
     else:
-        share = jnp.tanh(s * np.asarray(t.scale / t.soft_cap, t.wide))
-        s, slope = share * np.asarray(t.soft_cap * LOG2E, t.wide), np.asarray(1, t.wide) - share * share
+        share = jnp.tanh(s * np.asarray(t.how.scale / t.how.soft_cap, t.wide))
+        s, slope = share * np.asarray(t.how.soft_cap * LOG2E, t.wide), np.asarray(1, t.wide) - share * share
     seen = None
     if masked:
         query, key = (lax.broadcasted_iota(jnp.int32, s.shape, axis) for axis in (queries, 1 - queries))
-        seen = t.pairs(jnp, *at, key, query)
+        seen = t.pairs(*at, key, query)
     if ids:
         rows, columns = ids
         same = jnp.tile(rows, (1, s.shape[1] // LANES)) == columns[:1]
@@ -140,7 +140,7 @@ def _backward_kernel(t: Tiling, steps: tuple[int, int, int], at_q: Any, at_k: An
         dq_sum[...] += dot(small, own_k, TN)
 
     _visit(t, at, add)
-    scale = np.asarray(t.scale, t.wide)
+    scale = np.asarray(t.how.scale, t.wide)
 
     @pl.when(j == steps[2] - 1)
     def _() -> None:

@@ -1,4 +1,7 @@
-"""`flash` on the operands of one device: dims flattened, long keys in parts, and types that vary over mesh axes."""
+"""The attention kernels for TPUs: the cases that they take, the sizes of their blocks, and `flash` on one device.
+
+Dims are flattened, long keys are in parts, and types vary over mesh axes.
+"""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
@@ -15,15 +18,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...backend.attention.arrays import Arrays, Span
-from ...backend.attention.outside import call_outside
-from .tiling import Tiling
+from ...backend.jaxprs import call_outside
+from ...ops.attention.arrays import Arrays, Span
+from ...ops.attention.kernels import Case, FusedKernel
+from .tiling import LANES, Tiling
 
 VMEM = 8 * 2**20  # bytes of the cotangents of keys and values (sums, and results twice), of a core's 16 MiB
+HEAD = 16  # sizes of heads are multiples of this
+LARGEST_HEAD, LARGEST_BLOCK = 256, 512  # whose arrays fit a core's 16 MiB of vector memory
 
 
 def forward(x: Arrays) -> tuple[Any, Any]:
-    """(out, lse) like `blockwise.forward`; out has the dtype `x.out`."""
+    """(out, lse) like `blockwise.forward`; out has the dtype of results."""
     from . import flash  # Pallas is imported when it is used: it takes half a second
 
     t = _tiling(x)
@@ -32,7 +38,7 @@ def forward(x: Arrays) -> tuple[Any, Any]:
 
 
 def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, None]:
-    """The cotangents of q, k and v, like `blockwise.backward`, with the dtype `x.out`; there is no bias."""
+    """The cotangents of q, k and v, like `blockwise.backward`, with the dtype of results; there is no bias."""
     t = _tiling(x)
     delta = jnp.sum(ct.astype(x.wide) * out.astype(x.wide), -1)
     delta = delta if lse_ct is None else delta - lse_ct
@@ -73,19 +79,8 @@ def _in_parts(t: Tiling, at_q: Any, at_k: Any, q: Any, k: Any, v: Any, *rest: An
 
 
 def _tiling(x: Arrays) -> Tiling:
-    return Tiling(
-        queries=x.kernel.queries,
-        keys=x.kernel.keys,
-        causal=x.sees.causal,
-        window=x.sees.window,
-        count=x.sees.count if x.sees.padded else None,
-        scale=x.scale,
-        soft_cap=x.soft_cap,
-        wide=np.dtype(x.wide),
-        out=np.dtype(x.out),
-        segments=x.segments is not None,
-        interpret=x.kernel.name == "pallas_interpret",
-    )
+    interpret = x.kernel.name == "pallas_interpret"
+    return Tiling(x.kernel.queries, x.kernel.keys, x.sees, x.how, x.wide, x.how.dtype(x.v.dtype), interpret)
 
 
 def _operands(x: Arrays, t: Tiling) -> list[Any]:
@@ -118,3 +113,35 @@ def _flattened(x: Arrays, y: Any) -> Any:
 
 def _unflattened(x: Arrays, y: Any) -> Any:
     return y.reshape(*x.q.shape[:-2], *y.shape[2:])
+
+
+def _refusal(case: Case, capability: float, *, interpreted: bool) -> str:
+    unknown = [role for role in case.how.extras if role in ("bias", "mask")]
+    if unknown:
+        return f"takes no {unknown[0]}="
+    if not case.queries:
+        return "takes queries with positions"
+    if case.dtype.name not in ("bfloat16", "float32") and not interpreted:
+        return f"takes bfloat16 and float32, not {case.dtype.name}"
+    for what, n in (("queries", case.queries), ("keys", case.keys)):
+        if n % LANES or not n:
+            return f"takes multiples of {LANES} {what}, not {n}"
+    for size in (case.head, case.value):
+        if (size % HEAD or size > LARGEST_HEAD) and not interpreted:
+            return f"takes heads of multiples of {HEAD} up to {LARGEST_HEAD}, not {size}"
+    return ""
+
+
+def _block(n: int, most: int) -> int:
+    """The largest part of n that is a multiple of 128 and at most `most`, or 128."""
+    parts, most = n // LANES, min(most, LARGEST_BLOCK)
+    size = max(d for d in range(1, parts + 1) if parts % d == 0 and (d == 1 or d * LANES <= most))
+    return size * LANES
+
+
+PALLAS = FusedKernel(
+    "pallas", functools.partial(_refusal, interpreted=False), forward, backward, platform="tpu", block=_block
+)
+INTERPRETED = FusedKernel(
+    "pallas_interpret", functools.partial(_refusal, interpreted=True), forward, backward, block=_block
+)

@@ -54,6 +54,19 @@ def start(options: argparse.Namespace, mesh: Any) -> None:
         raise MeshdslError(f"the processes could not connect {where}: {error}{way_out}") from None
 
 
+def is_one_of_several() -> bool:
+    """True once this process is connected to others of its run."""
+    import sys
+
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def host_of(coordinator: str | None) -> str | None:
+    """The host of `--coordinator`, where process 0 runs; None without the option."""
+    return None if coordinator is None else coordinator.rpartition(":")[0].strip("[]")
+
+
 class Cluster(NamedTuple):
     """A job of several processes that the environment describes, and how many there are, if it says so."""
 

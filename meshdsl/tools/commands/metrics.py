@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import os
 import secrets
@@ -21,8 +20,12 @@ import jax
 import meshdsl as md
 
 from ...errors import UsageError
+from ...errors.installed import optional
 
 Record = Mapping[str, Any]
+
+
+_OTHERWISE = "write JSON lines with --metrics FILE"
 
 
 class Lines:
@@ -75,7 +78,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: Path):
-        library = _library("tensorboardX", "tensorboard")
+        library = optional("tensorboardX", "tensorboard", _OTHERWISE, UsageError)
         with _written("--tensorboard", directory):
             self.writer = library.SummaryWriter(str(directory))
 
@@ -97,7 +100,7 @@ class Wandb:
     """
 
     def __init__(self, directory: Path):
-        self.library = _library("wandb", "wandb")
+        self.library = optional("wandb", "wandb", _OTHERWISE, UsageError)
         with _written("--wandb", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self.identity = _identity(directory / "run-id")
@@ -131,17 +134,6 @@ class Wandb:
         if self.run is not None:
             self.run.finish()
             self.library.teardown()  # waits for the process
-
-
-def _library(module: str, option: str) -> Any:
-    """The module that an option needs; raises `UsageError` if it is not installed. The extra has the option's name."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UsageError(
-            f"--{option} needs {module}, which is not installed\n"
-            f"  pip install 'meshdsl[{option}]', or write JSON lines with --metrics FILE"
-        ) from None
 
 
 def _scalars(record: Record) -> dict[str, float]:

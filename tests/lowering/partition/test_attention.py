@@ -13,8 +13,8 @@ import pytest
 import meshdsl as md
 from meshdsl.backend import Local, NumPy
 from meshdsl.ir import walk
-from meshdsl.lowering.partition.attention.turn import ATTENTION_TURN, chunk
 from meshdsl.models.transformer import lm
+from meshdsl.ops.attention.turns import ATTENTION_TURN, chunk
 from tests.ops.test_attention import OPTIONS, assert_close, random
 from tests.stablehlo import cost_law
 

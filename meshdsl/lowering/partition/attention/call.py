@@ -9,7 +9,7 @@ from ....dims import Dim, names
 from ....ir import NO_CAUSE, Because, Cause, Eqn, Labels, Var
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
-from ....ops.attention.blocks import Names, value_dim
+from ....ops.attention.names import Names, value_dim
 from ....ops.attention.records import ATTENTION_GRAD, MOVING, attention_labels, own_shardings
 from ...labels import apply
 from ..choose import Claims, choose

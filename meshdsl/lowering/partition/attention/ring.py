@@ -23,7 +23,8 @@ from ....control import SCAN
 from ....dims import Dim
 from ....ir import Because, Cause, Eqn, Scan, Var
 from ....layouts.sharding import Axes
-from ....ops.attention.blocks import RESIDUALS, wide_dtype
+from ....ops.attention.names import RESIDUALS, wide_dtype
+from ....ops.attention.turns import ATTENTION_TURN, ATTENTION_TURN_GRAD
 from ....ops.dtypes import CAST
 from ....ops.indexing import IOTA
 from ....trace import FULL, number
@@ -31,7 +32,6 @@ from ...program import Program
 from ..index_map import Exchange, place_in_order, sent_rows
 from ..scope import Scope
 from .call import AttentionCall
-from .turn import ATTENTION_TURN, ATTENTION_TURN_GRAD
 
 MOVES = ("k", "v", "memory_segments")  # the operands that go around
 ALONG = ("q", "k", "v", "segments", "memory_segments", *RESIDUALS)  # the operands that may change places for balance
@@ -39,14 +39,14 @@ ALONG = ("q", "k", "v", "segments", "memory_segments", *RESIDUALS)  # the operan
 
 def hops(call: AttentionCall) -> int:
     """The number of times that a block is sent on: n - 1, or until no query sees it."""
-    n, params = call.count, call.eqn.params
-    if not params["causal"] or params["window"] is None or "offset" in call.roles:
+    n, window = call.count, call.how.window
+    if not call.how.causal or window is None or "offset" in call.roles:
         return n - 1
     setting, how = call.scope.setting, call.how
     keys, queries = (setting.extents.padded(call.dim(r, name)) // n for r, name in (("k", how.keys), ("q", how.length)))
     if keys != queries:
         return n - 1
-    return min(n - 1, -(-(params["window"] - 1) // max(1, keys)))
+    return min(n - 1, -(-(window - 1) // max(1, keys)))
 
 
 def is_zigzag(call: AttentionCall) -> bool:
@@ -57,7 +57,7 @@ def is_zigzag(call: AttentionCall) -> bool:
     size = setting.extents.padded(length) // n
     rows = [r for r in ("bias", "mask") if r in call.roles and length in call.roles[r].dims]
     even = length.size == keys.size and size == setting.extents.padded(keys) // n and size % 2 == 0
-    plain = call.eqn.params["causal"] and call.eqn.params["window"] is None and "offset" not in call.roles
+    plain = call.how.causal and call.how.window is None and "offset" not in call.roles
     return plain and even and size > 0 and n > 1 and not rows
 
 
@@ -135,10 +135,8 @@ class _Ring:
         """Add one turn; returns the sums after it."""
         op = ATTENTION_TURN_GRAD if self.call.gradient else ATTENTION_TURN
         sums_after = [_like(v) for v in sums]
-        keys, own = self.call.keys, self.eqn.params
-        how = {"how": self.how, "causal": own["causal"], "window": own["window"], "axes": keys}
-        how |= {"zigzag": self.zigzag or None, "turns": self.hops + 1}
-        eqns.append(Eqn(op, (*ins, *sums, turn), tuple(sums_after), how, self.eqn.where, self.eqn.backward))
+        params = {"how": self.how, "axes": self.call.keys, "zigzag": self.zigzag or None, "turns": self.hops + 1}
+        eqns.append(Eqn(op, (*ins, *sums, turn), tuple(sums_after), params, self.eqn.where, self.eqn.backward))
         return sums_after
 
     def loop(self, ins: Sequence[Var], held: Sequence[Var], sums: Sequence[Var]) -> tuple[list[Var], list[Var]]:

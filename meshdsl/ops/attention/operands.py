@@ -1,4 +1,4 @@
-"""The blocks of an attention's operands on one device, in the order of dims of `backend.attention`, and back."""
+"""The blocks of an attention's operands on one device, in the order of dims of `arrays`, computed, and back."""
 
 from __future__ import annotations
 
@@ -6,65 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ...backend import Block, Local
-from ...backend.attention import BLOCKWISE, Arrays, AttentionKernel, Sees, Span
+from ...backend import Block, Local, NumPy
 from ...dims import Dim, Shape, fresh_dim, names
+from . import blockwise, in_numpy
+from .arrays import Arrays, Sees, Span
+from .kernels import BLOCKWISE, AttentionKernel
+from .names import Names, value_dim
 
-RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
 QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none
-
-
-@dataclass(frozen=True)
-class Names:
-    """The roles of an attention's dims and operands.
-
-    `length` is the dim of the queries' positions ("" if they have none), `keys` that of keys and values (it equals
-    `length` where both have one name), and `memory` the name of the keys' positions in bias and mask.
-    """
-
-    over: str
-    length: str
-    keys: str
-    memory: str
-    extras: tuple[str, ...] = ()  # the operands after v: bias, mask, segments, memory_segments, offset
-    scale: float = 1.0
-    block: int = 512  # queries, and keys, whose scores are stored at once
-    method: str = "auto"
-    soft_cap: float | None = None  # scores s become soft_cap * tanh(s / soft_cap)
-    wide: bool = False  # results in at least float32, because others are added to them
-
-    def roles(self, ins: Sequence[Any]) -> dict[str, Any]:
-        """The operands by name: q, k, v, the extras, and those of the gradient."""
-        n = 3 + len(self.extras)
-        more = RESIDUALS[: len(ins) - n]
-        return dict(zip(("q", "k", "v", *self.extras, *more), ins, strict=True))
-
-    def batch(self, k: Shape) -> Shape:
-        """The dims that queries, keys and values share."""
-        return tuple(d for d in k if d.name not in (self.keys, self.over))
-
-    def group(self, q: Shape, k: Shape) -> Shape:
-        """The dims that share keys and values."""
-        shared = names(self.batch(k))
-        return tuple(d for d in q if d.name not in (*shared, self.length, self.over))
-
-    def dtype(self, dtype: Any) -> np.dtype:
-        """The dtype of a result for an operand of this dtype."""
-        return wide_dtype(dtype) if self.wide else np.dtype(dtype)
-
-
-def wide_dtype(dtype: Any) -> np.dtype:
-    """The dtype of scores, and of sums over keys."""
-    wide = np.dtype(np.float32)  # JAX promotes no 8-bit floats
-    return np.dtype(dtype) if np.dtype(dtype).itemsize > wide.itemsize else wide
-
-
-def value_dim(k: Shape, v: Shape, how: Names) -> Dim:
-    """The dim of the values that is neither their position nor shared with keys; it may be the contracted dim."""
-    batch = how.batch(k)
-    return next(d for d in v if d.name != how.keys and d not in batch)
 
 
 @dataclass(frozen=True)
@@ -139,25 +88,17 @@ class Canonical:
         order = [kept.index(name) for name in stored]
         return x if order == sorted(order) else self.c.xp.transpose(x, order)
 
-    def operands(
-        self,
-        causal: bool,
-        window: int | None,
-        queries: tuple[Span, ...] = (),
-        keys: tuple[Span, ...] = (),
-        stored: int | None = None,
-    ) -> Arrays:
-        """The operands of the computation.
+    @property
+    def evaluator(self) -> Any:
+        """What computes it: `forward` and `backward` of `Arrays`."""
+        return in_numpy if self.c.xp is NumPy else self.kernel.by or blockwise
 
-        `queries` and `keys` are the positions of the blocks, if they are not the device's own; `stored` is then the
-        number of keys of all devices, padding included.
-        """
+    def operands(self, queries: tuple[Span, ...] = (), keys: tuple[Span, ...] = ()) -> Arrays:
+        """The operands of the computation; with the positions of blocks that are not the device's own."""
         block = self.blocks["k"]
-        own = Span(self.c.start(block, self.keys), block.size(self.keys))
-        keys = keys or (own,)
-        stored = stored or self.stored_keys
+        keys = keys or (Span(self.c.start(block, self.keys), block.size(self.keys)),)
         bias, mask = (
-            None if x is None else self.at_keys(x, keys, stored)
+            None if x is None else self.at_keys(x, keys)
             for x in (self.arranged(role, self.length, self.memory) for role in ("bias", "mask"))
         )
         segments = None
@@ -170,37 +111,33 @@ class Canonical:
             v=self.shared("v", self.value),
             queries=queries or (self.queries,),
             keys=keys,
-            sees=Sees(causal, window, self.keys.size, stored > self.keys.size),
-            scale=self.how.scale,
-            soft_cap=self.how.soft_cap,
+            how=self.how,
+            sees=Sees(self.how.causal, self.how.window, self.keys.size, self.stored_keys > self.keys.size),
             batch=len(self.batch),
             offset=self.arrays.get("offset"),
             bias=bias,
-            masks=() if mask is None else (mask,),
+            mask=mask,
             segments=segments,
-            block=self.how.block,
-            wide=wide_dtype(self.arrays["v"].dtype),
-            out=self.how.dtype(self.arrays["v"].dtype),
             kernel=self.kernel,
         )
 
-    def at_keys(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
+    def at_keys(self, x: Any, keys: tuple[Span, ...]) -> Any:
         """The columns of an array of scores at these keys; the array has those of all keys, maybe padded otherwise."""
         if x.shape[-1] == 1:
             return x
-        x = self.with_columns(x, stored)
-        if len(keys) == 1 and keys[0].size == stored:
+        x = self.with_columns(x, self.stored_keys)
+        if len(keys) == 1 and keys[0].size == self.stored_keys:
             return x
         axis = x.ndim - 1
         parts = [self.c.xp.dynamic_slice(x, span.start, span.size, axis) for span in keys]
         return parts[0] if len(parts) == 1 else self.c.xp.concatenate(parts, axis)
 
-    def spread(self, x: Any, keys: tuple[Span, ...], stored: int) -> Any:
+    def spread(self, x: Any, keys: tuple[Span, ...]) -> Any:
         """An array of scores with these columns in their places among all keys."""
-        if len(keys) == 1 and keys[0].size == stored:
+        if len(keys) == 1 and keys[0].size == self.stored_keys:
             return x
         axis, done = x.ndim - 1, 0
-        full = self.c.xp.zeros((*x.shape[:axis], stored), x.dtype)
+        full = self.c.xp.zeros((*x.shape[:axis], self.stored_keys), x.dtype)
         for span in keys:
             full = self.c.xp.dynamic_update(full, x[..., done : done + span.size], span.start, axis)
             done += span.size
@@ -218,30 +155,26 @@ class Canonical:
         missing = n - x.shape[-1]
         return x[..., :n] if missing <= 0 else self.c.xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
 
-    def results(self, out: Any, lse: Any, outs: Sequence[Block]) -> tuple[Any, Any]:
-        """The results of an attention as the device stores them."""
+    def results(self, arrays: Arrays, outs: Sequence[Block]) -> tuple[Any, Any]:
+        """The results of an attention as the device stores them, and the logarithm of each query's sum."""
+        out, lse = self.evaluator.forward(arrays)
         result = self.restored(out, (*self.rest, self.length, self.value), outs[0])
         return result, self.restored(lse, (*self.rest, self.length), outs[1])
 
     def cotangents(self, arrays: Arrays) -> list[Any]:
-        """The cotangents of q, k, v and the bias as the device stores them, in the wide dtype; the bias's at the keys
-        of `arrays`."""
+        """The cotangents of q, k, v and the bias as the device stores them, in the wide dtype; that of the bias is zero
+        at keys that `arrays` lacks."""
         out, ct = (self.arranged(role, self.length, self.value) for role in ("out", "ct"))
         lse, lse_ct = (self.arranged(role, self.length) for role in ("lse", "lse_ct"))
-        dq, dk, dv, db = self.c.xp.attention_grad(arrays, out, lse, ct, lse_ct)
+        dq, dk, dv, db = self.evaluator.backward(arrays, out, lse, ct, lse_ct)
         cotangents = [
             self.restored(dq, (*self.rest, self.length, self.head), self.blocks["q"]),
             self.restored(dk, (*self.batch, self.keys, self.head), self.blocks["k"]),
             self.restored(dv, (*self.batch, self.keys, self.value), self.blocks["v"]),
         ]
-        return cotangents if db is None else [*cotangents, db]
-
-    def bias_cotangent(self, db: Any, keys: tuple[Span, ...], stored: int) -> Any:
-        """The cotangent of the bias as the device stores it, from that at these keys; it is zero at other keys.
-
-        `stored` is the number of keys of all devices, padding included.
-        """
+        if db is None:
+            return cotangents
         block = self.blocks["bias"]
         if self.memory in block.dims:
-            db = self.with_columns(self.spread(db, keys, stored), block.size(self.memory))
-        return self.restored(db, (*self.rest, self.length, self.memory), block)
+            db = self.with_columns(self.spread(db, arrays.keys), block.size(self.memory))
+        return [*cotangents, self.restored(db, (*self.rest, self.length, self.memory), block)]

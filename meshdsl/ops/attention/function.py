@@ -9,7 +9,7 @@ from ...dims import Dim, DimLike, find, name_of, names, show
 from ...errors import ShapeError
 from ...trace import Tensor, as_tensor, bind
 from ..dtypes import kind
-from .blocks import Names
+from .names import Names
 from .plain import plain_attention
 from .records import ATTENTION
 
@@ -89,10 +89,10 @@ def attention(
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in inputs)
     cap = None if soft_cap is None else float(soft_cap)
-    how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method, soft_cap=cap)
+    how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method, cap, causal, window)
     if method == "plain":
-        return plain_attention(q, k, v, how, causal, window, inputs)
-    return bind(ATTENTION, q, k, v, *(inputs[role] for role in order), causal=causal, window=window, how=how)[0]
+        return plain_attention(q, k, v, how, inputs)
+    return bind(ATTENTION, q, k, v, *(inputs[role] for role in order), how=how)[0]
 
 
 def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str) -> Names:

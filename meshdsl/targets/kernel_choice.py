@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 
-from ..backend.attention import AttentionKernel, Case
 from ..errors import LayoutError, at
 from ..ir import Eqn, Op, Product
 from ..lowering.program import Program
-from ..ops.attention.blocks import Names, value_dim
+from ..ops.attention.kernels import AttentionKernel, Case
+from ..ops.attention.names import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
 from . import FUSED, Target
 
@@ -65,7 +65,8 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
 
     >>> import numpy as np
     >>> from meshdsl.targets import target_named
-    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), 512)
+    >>> from meshdsl.ops.attention.names import Names
+    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), Names("head", "length", "length", "memory"))
     >>> print(choose(case, "auto", target_named("tpu")))
     pallas:512x512
     >>> choose(case, "auto", target_named("cpu"))
@@ -81,7 +82,8 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
         wrong = f"runs on {fused.platform}, not on {target.name}"
     if wrong:
         return AttentionKernel("blockwise" if asked == "auto" else "", asked, f"{fused.name} {wrong}")
-    sizes = (fused.block(case.queries, case.block), fused.block(case.keys, case.block)) if fused.block else (0, 0)
+    most = case.how.block
+    sizes = (fused.block(case.queries, most), fused.block(case.keys, most)) if fused.block else (0, 0)
     return AttentionKernel(fused.name, asked, "", *sizes, by=fused)
 
 
@@ -93,7 +95,6 @@ def case_of(program: Program, eqn: Eqn) -> Case:
     runs = 2 if eqn.params.get("zigzag") else 1  # of consecutive positions
     split = k.sharding.axes(how.keys)
     size = {d.name: d.size for d in (*q.dims, *k.dims)}
-    positions = eqn.params["causal"] or eqn.params["window"] is not None
     value = value_dim(k.dims, v.dims, how)
     return Case(
         queries=queries.get(how.length, 0) // runs,
@@ -101,12 +102,10 @@ def case_of(program: Program, eqn: Eqn) -> Case:
         head=queries[how.over],
         value=program.local_shape(v)[v.dims.index(value)],
         dtype=q.dtype,
-        block=how.block,
-        extras=how.extras,
-        soft_cap=how.soft_cap is not None,
+        how=how,
         empty=0 in (*program.local_shape(q), *program.local_shape(v)),
         part=bool(split) or eqn.op not in (ATTENTION, ATTENTION_GRAD),
         padded=keys[how.keys] * program.mesh.count(split) > size[how.keys],
-        ahead=eqn.params["window"] is not None and not eqn.params["causal"],
-        apart=positions and queries.get(how.length) != keys[how.keys],
+        ahead=how.window is not None and not how.causal,
+        apart=how.compares and queries.get(how.length) != keys[how.keys],
     )

@@ -12,8 +12,8 @@ from meshdsl.cost.network import place
 from meshdsl.errors import InternalError
 from meshdsl.ir import walk
 from meshdsl.lowering.check import check
+from meshdsl.lowering.collective_steps import REGROUP, in_steps
 from meshdsl.models.transformer import lm
-from meshdsl.overlap.collective_steps import REGROUP, in_steps
 from tests.lowering import phases_law
 from tests.stablehlo import cost_law
 
@@ -190,7 +190,7 @@ def test_results_of_a_step_in_steps_on_devices():
     flat = md.compile(total, "node:2 gpu:4", "batch:node,gpu")
     step = md.compile(total, "node:2 gpu:4", "batch:node,gpu", steps="always", machine=on)
     assert np.array_equal(step(x).numpy(), flat(x).numpy())
-    same = in_steps(flat.program(x), "always", on, place(on.network, flat.mesh))
+    same = in_steps(flat.program(x), "always", on.name, place(on.network, flat.mesh))
     assert [r.kind for r in same.collectives] == [r.kind for r in step.program(x).collectives]
 
 

@@ -8,10 +8,15 @@ where they lack a dim.
 from __future__ import annotations
 
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
+import numpy as np
+
 from .kernels import BLOCKWISE, AttentionKernel
+from .names import Names, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -42,22 +47,18 @@ class Sees:
     def pairs(self, xp: Any, q: Any, k: Any) -> Any:
         """[queries, keys]: whether the query at position q sees the key at position k."""
         q, k = q[:, None], k[None, :]
-        return self._sees(q, q, k, k) | xp.zeros(q.shape, bool)
+        return reduce(and_, [k < self.count, *self.limits(q, q, k, k)]) | xp.zeros(q.shape, bool)
 
     def any(self, q: Any, k: Any) -> Any:
         """True if a query at one of the positions q may see a key at one of the positions k."""
-        return self._sees(q.min(), q.max(), k.min(), k.max())
+        first_k = k.min()
+        return reduce(and_, [first_k < self.count, *self.limits(q.min(), q.max(), first_k, k.max())])
 
-    def _sees(self, first_q: Any, last_q: Any, first_k: Any, last_k: Any) -> Any:
-        """True if a query at one of these positions may see a key at one of these."""
-        seen = first_k < self.count
-        if self.causal:
-            seen = seen & (first_k <= last_q)
-        if self.window is not None:
-            seen = seen & (last_k > first_q - self.window)
-        if self.window is not None and not self.causal:
-            seen = seen & (first_k < last_q + self.window)
-        return seen
+    def limits(self, first_q: Any, last_q: Any, first_k: Any, last_k: Any) -> list[Any]:
+        """The conditions under which a query at one of these positions may see a key at one of these, padding apart."""
+        limits = [first_k <= last_q] if self.causal else []
+        limits += [last_k > first_q - self.window] if self.window is not None else []
+        return limits + ([first_k < last_q + self.window] if self.window is not None and not self.causal else [])
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,18 @@ class Arrays:
     queries: tuple[Span, ...]  # positions of the queries, block after block
     keys: tuple[Span, ...]
     sees: Sees
-    scale: float
+    how: Names
     batch: int  # number of batch dims
-    soft_cap: float | None = None  # scores s become soft_cap * tanh(s / soft_cap) before the bias is added
     offset: Any = None  # an int32 number to add to the positions of the queries
     bias: Any = None
-    masks: tuple[Any, ...] = ()  # arrays of scores, true where a query may see a key
+    mask: Any = None  # an array of scores, true where a query may see a key
     segments: tuple[Any, Any] | None = None  # of queries [..., queries, 1] and keys [..., 1, keys]; equal ones see
-    block: int = 512  # queries and keys whose scores are stored at once
-    wide: Any = field(default=None)  # dtype of scores, sums and logarithms
-    out: Any = field(default=None)  # dtype of results, in which a fused kernel writes them
     kernel: AttentionKernel = BLOCKWISE
+
+    @property
+    def wide(self) -> np.dtype[Any]:
+        """The dtype of scores, sums and logarithms."""
+        return wide_dtype(self.v.dtype)
 
     @property
     def letters(self) -> dict[str, str]:
@@ -92,11 +94,11 @@ class Arrays:
 
     def scores(self, xp: Any, q: Any, k: Any) -> tuple[Any, Any]:
         """The scaled and capped products of queries and keys, and the derivative of the cap (None without one)."""
-        s = self.einsum(xp, "q k -> scores", q, k) * self.scale
-        if self.soft_cap is None:
+        s, cap = self.einsum(xp, "q k -> scores", q, k) * self.how.scale, self.how.soft_cap
+        if cap is None:
             return s, None
-        share = xp.tanh(s / self.soft_cap)
-        return share * self.soft_cap, 1 - share * share
+        share = xp.tanh(s / cap)
+        return share * cap, 1 - share * share
 
     def einsum(self, xp: Any, formula: str, *xs: Any, dtype: Any = None) -> Any:
         """Such as einsum("q k -> scores", q, k), with the names of `letters`, summed in the wide dtype."""

@@ -21,20 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..varying import alike, varying, varying_axes
+from ...backend import Jax
+from ...backend.varying import alike, varying, varying_axes
 from .arrays import Arrays, Span
 
 
 def _alike(x: Arrays, *more: Any) -> tuple[Arrays, tuple[Any, ...]]:
     """The operands cast to vary over the same mesh axes: the carries of the loops start as zeros of this type."""
     leaves, structure = jax.tree.flatten(
-        (x.q, x.k, x.v, x.offset, x.bias, x.masks, x.segments, [s.start for s in (*x.queries, *x.keys)], more)
+        (x.q, x.k, x.v, x.offset, x.bias, x.mask, x.segments, [s.start for s in (*x.queries, *x.keys)], more)
     )
-    q, k, v, offset, bias, masks, segments, starts, more = jax.tree.unflatten(structure, alike(leaves))
+    q, k, v, offset, bias, mask, segments, starts, more = jax.tree.unflatten(structure, alike(leaves))
     spans = [Span(start, s.size) for start, s in zip(starts, (*x.queries, *x.keys), strict=True)]
     n = len(x.queries)
     spans = {"queries": tuple(spans[:n]), "keys": tuple(spans[n:])}
-    x = dataclasses.replace(x, q=q, k=k, v=v, offset=offset, bias=bias, masks=masks, segments=segments, **spans)
+    x = dataclasses.replace(x, q=q, k=k, v=v, offset=offset, bias=bias, mask=mask, segments=segments, **spans)
     return x, more
 
 
@@ -69,52 +70,53 @@ def _padded(x: Any, axis: int, size: int) -> Any:
     return jnp.pad(x, [(0, missing if i == axis % x.ndim else 0) for i in range(x.ndim)])
 
 
+def _block(x: Any, i: Any, size: int, count: int, axis: int) -> Any:
+    """Block i of `count` along an axis; all of it if there is one block, or one element, which is broadcast."""
+    if count == 1 or x.shape[axis] == 1:
+        return x
+    return lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size, x.ndim + axis)
+
+
 class _Tiles:
     """The operands cut into blocks of queries and of keys; `scores` computes those of one pair of blocks."""
 
     def __init__(self, x: Arrays):
         n, m = x.q.shape[-2], x.k.shape[-2]
         self.x = x
-        self.bq, self.bk = _width(n, len(x.queries), x.block), _width(m, len(x.keys), x.block)
+        self.bq, self.bk = _width(n, len(x.queries), x.how.block), _width(m, len(x.keys), x.how.block)
         self.nq, self.nk = -(-n // self.bq), -(-m // self.bk)
         size_q, size_k = self.nq * self.bq, self.nk * self.bk
         self.q, self.k, self.v = _padded(x.q, -2, size_q), _padded(x.k, -2, size_k), _padded(x.v, -2, size_k)
         self.at_q, self.at_k = _positions(x.queries, size_q, x.offset), _positions(x.keys, size_k)
         self.bias = None if x.bias is None else self.fitted(x.bias, size_q, size_k)
-        self.masks = tuple(self.fitted(mask, size_q, size_k) for mask in x.masks)
+        self.mask = None if x.mask is None else self.fitted(x.mask, size_q, size_k)
         self.segments = None if x.segments is None else tuple(self.fitted(s, size_q, size_k) for s in x.segments)
 
     def fitted(self, x: Any, size_q: int, size_k: int) -> Any:
         return _padded(_padded(x, -2, size_q), -1, size_k)
 
     def rows(self, x: Any, i: Any) -> Any:
-        """Block i of the queries' axis, which is the last but one; all of it if there is one block."""
-        return x if self.nq == 1 else lax.dynamic_slice_in_dim(x, i * self.bq, self.bq, x.ndim - 2)
+        """Block i of the queries, on the last axis but one."""
+        return _block(x, i, self.bq, self.nq, -2)
 
-    def cols(self, x: Any, j: Any) -> Any:
+    def cols(self, x: Any, j: Any, axis: int = -2) -> Any:
         """Block j of the keys, on the last axis but one."""
-        return x if self.nk == 1 else lax.dynamic_slice_in_dim(x, j * self.bk, self.bk, x.ndim - 2)
+        return _block(x, j, self.bk, self.nk, axis)
 
     def pair(self, x: Any, i: Any, j: Any) -> Any:
         """The scores' array at a pair of blocks; an axis of size 1 is broadcast over queries or keys."""
-        if self.nq > 1 and x.shape[-2] > 1:
-            x = lax.dynamic_slice_in_dim(x, i * self.bq, self.bq, x.ndim - 2)
-        if self.nk > 1 and x.shape[-1] > 1:
-            x = lax.dynamic_slice_in_dim(x, j * self.bk, self.bk, x.ndim - 1)
-        return x
+        return self.cols(self.rows(x, i), j, -1)
 
     def places(self, i: Any, j: Any) -> tuple[Any, Any]:
-        q = self.at_q if self.nq == 1 else lax.dynamic_slice_in_dim(jnp.asarray(self.at_q), i * self.bq, self.bq)
-        k = self.at_k if self.nk == 1 else lax.dynamic_slice_in_dim(jnp.asarray(self.at_k), j * self.bk, self.bk)
-        return q, k
+        return _block(self.at_q, i, self.bq, self.nq, -1), self.cols(self.at_k, j, -1)
 
-    def scores(self, xp: Any, q: Any, k: Any, i: Any, j: Any) -> tuple[Any, Any]:
+    def scores(self, q: Any, k: Any, i: Any, j: Any) -> tuple[Any, Any]:
         """The scores of a pair of blocks, -inf where a query does not see a key, and the derivative of their cap."""
-        s, slope = self.x.scores(xp, q, k)
+        s, slope = self.x.scores(Jax, q, k)
         s = s if self.bias is None else s + self.pair(self.bias, i, j).astype(self.x.wide)
         seen = self.x.sees.pairs(jnp, *self.places(i, j))
-        for mask in self.masks:
-            seen = seen & self.pair(mask, i, j)
+        if self.mask is not None:
+            seen = seen & self.pair(self.mask, i, j)
         if self.segments is not None:
             seen = seen & (self.pair(self.segments[0], i, j) == self.pair(self.segments[1], i, j))
         return jnp.where(seen, s, -jnp.inf), slope
@@ -137,14 +139,14 @@ def _loop(n: int, step: Callable[[Any, Any], tuple[Any, Any]], carry: Any) -> tu
     return lax.scan(step, carry, jnp.arange(n, dtype=np.int32))
 
 
-def _together(x: Any, axis: int, n: int) -> Any:
+def _unstacked(x: Any, axis: int, n: int) -> Any:
     """Blocks stacked along the first axis as one array; without the padding after element n."""
     x = jnp.moveaxis(x, 0, axis)
     x = x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
     return lax.slice_in_dim(x, 0, n, axis=axis)
 
 
-def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
+def forward(x: Arrays) -> tuple[Any, Any]:
     """(out, the logarithm of the sum of exponentials of each query's scores), in the wide dtype.
 
     A query that sees no key gets zeros and -inf.
@@ -161,11 +163,11 @@ def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
             def attend(carry: Any) -> Any:
                 top, total, acc = carry
                 v = tiles.cols(tiles.v, j)
-                s, _ = tiles.scores(xp, q, tiles.cols(tiles.k, j), i, j)
+                s, _ = tiles.scores(q, tiles.cols(tiles.k, j), i, j)
                 new = jnp.maximum(top, jnp.max(lax.stop_gradient(s), -1))  # no result depends on the shift
                 safe = jnp.where(new == -jnp.inf, 0, new)
                 p, old = jnp.exp(s - safe[..., None]), jnp.exp(top - safe)
-                more = x.einsum(xp, "scores v -> out", p.astype(v.dtype), v)
+                more = x.einsum(Jax, "scores v -> out", p.astype(v.dtype), v)
                 return new, total * old + jnp.sum(p, -1), acc * old[..., None] + more
 
             return tiles.where_seen(i, j, attend, carry), None
@@ -178,10 +180,10 @@ def forward(xp: Any, x: Arrays) -> tuple[Any, Any]:
         return None, (acc / some[..., None], lse)
 
     _, (out, lse) = _loop(tiles.nq, block_of_queries, None)
-    return _together(out, len(rows), n), _together(lse, len(rows), n)
+    return _unstacked(out, len(rows), n), _unstacked(lse, len(rows), n)
 
 
-def backward(xp: Any, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, Any]:
+def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, Any, Any, Any]:
     """Cotangents of q, k, v and the bias (None without one), in the wide dtype."""
     x, (out, lse, ct, lse_ct) = _alike(x, out, lse, ct, lse_ct)
     delta = jnp.sum(ct.astype(x.wide) * out.astype(x.wide), -1)
@@ -201,13 +203,13 @@ def backward(xp: Any, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tu
             def add(carry: Any) -> Any:
                 dq, dk, dv, db = carry
                 k, v = tiles.cols(tiles.k, j), tiles.cols(tiles.v, j)
-                s, slope = tiles.scores(xp, q, k, i, j)
+                s, slope = tiles.scores(q, k, i, j)
                 p = jnp.exp(s - low)
-                ds = p * (x.einsum(xp, "out v -> scores", ct, v) - mean)
+                ds = p * (x.einsum(Jax, "out v -> scores", ct, v) - mean)
                 small = (ds if slope is None else ds * slope).astype(q.dtype)
-                dq = dq + x.einsum(xp, "scores k -> q", small, k) * x.scale
-                dk = _added(tiles, dk, x.einsum(xp, "scores q -> k", small, q) * x.scale, j)
-                dv = _added(tiles, dv, x.einsum(xp, "scores out -> v", p.astype(ct.dtype), ct), j)
+                dq = dq + x.einsum(Jax, "scores k -> q", small, k) * x.how.scale
+                dk = _added(tiles, dk, x.einsum(Jax, "scores q -> k", small, q) * x.how.scale, j)
+                dv = _added(tiles, dv, x.einsum(Jax, "scores out -> v", p.astype(ct.dtype), ct), j)
                 return dq, dk, dv, None if db is None else _bias_added(tiles, db, ds, i, j)
 
             return tiles.where_seen(i, j, add, carry), None
@@ -218,7 +220,7 @@ def backward(xp: Any, x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tu
     first = (_zeros(x, tiles.k.shape), _zeros(x, tiles.v.shape), _bias_zeros(x, tiles.bias))
     (dk, dv, db), dq = _loop(tiles.nq, block_of_queries, first)
     dk, dv = (lax.slice_in_dim(y, 0, m, axis=y.ndim - 2) for y in (dk, dv))
-    return _together(dq, x.q.ndim - 2, n), dk, dv, None if db is None else db[tuple(map(slice, x.bias.shape))]
+    return _unstacked(dq, x.q.ndim - 2, n), dk, dv, None if db is None else db[tuple(map(slice, x.bias.shape))]
 
 
 def _bias_zeros(x: Arrays, bias: Any = None) -> Any:

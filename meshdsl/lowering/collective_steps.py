@@ -7,6 +7,9 @@ an all_to_all, messages n times as large. A dim that is split over both is regro
 moves no data. (Xu et al., 2020, section on large topologies; Thakur et al., 2005.)
 """
 
+# pyright: standard
+# (parameters of equations are only partly typed)
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,18 +17,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
-from ..cost.machine import Machine
-from ..cost.network import Placement, full_bytes, place
 from ..dims import Dim, Shape, fresh_dim
-from ..errors import InternalError, LayoutError
+from ..errors import InternalError
 from ..errors.no_effect import NoEffectError
 from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, no_flops
-from ..layouts import Mesh, Sharding
-from ..lowering.collectives import AllGather, AllReduce, AllToAll, ReduceScatter
-from ..lowering.program import Program
-from ..updates.packing import PACK, UNPACK
+from ..layouts import Sharding
+from .collectives import AllGather, AllReduce, AllToAll, ReduceScatter
+from .packing import PACK, UNPACK
+from .program import CollectiveRecord, Program
 
 Regrouping = Mapping[str, Shape]  # a dim -> the dims, major to minor, into which it is regrouped
 
@@ -62,29 +63,24 @@ REGROUP = Op(  # dims as several dims, one for each level of the network, or bac
 )
 
 
-def levels_of(placement: Placement) -> dict[str, int]:
-    """The outermost level of the network that each mesh axis of several devices extends over."""
-    return {axis: max(part.level for part in parts) for axis, parts in placement.parts.items() if parts}
+class Network(Protocol):
+    """The placement of a mesh on a network, as `cost.network.place` returns it."""
+
+    @property
+    def levels(self) -> Mapping[str, int]: ...
+    def seconds_of(self, record: CollectiveRecord) -> float: ...
 
 
-def has_slow_axis(machine: Machine, mesh: Mesh) -> bool:
-    """True if mesh axes are on several levels of the machine's network; False if the mesh does not fit the machine."""
-    try:
-        return len(set(levels_of(place(machine.network, mesh)).values())) > 1
-    except LayoutError:
-        return False
-
-
-def has_slow(program: Program, placement: Placement) -> bool:
+def has_slow(program: Program, placement: Network) -> bool:
     """True if the program sends over a mesh axis of an outer level of the network, and has axes of an inner one."""
-    levels = levels_of(placement)
+    levels = placement.levels
     fastest = min(levels.values(), default=0)
     return any(levels.get(axis, fastest) > fastest for record in program.collectives for axis in record.axes)
 
 
-def in_steps(program: Program, mode: str, machine: Machine, placement: Placement) -> Program:
+def in_steps(program: Program, mode: str, machine: str, placement: Network) -> Program:
     """The program with collectives in steps: "always", wherever they can be; "auto", where these need less time by the
-    network's formulas and tables.
+    formulas and tables of the network of `machine`.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x: md.sum(x, "batch"), "node:4 gpu:8", "batch:node,gpu", steps="always",
@@ -97,10 +93,12 @@ def in_steps(program: Program, mode: str, machine: Machine, placement: Placement
 
     Raises `NoEffectError` if "always" changes nothing.
     """
-    rewriter = _Rewriter(machine, placement, levels_of(placement), mode == "always")
+    rewriter = _Rewriter(machine, placement, mode == "always")
     stepped = rewriter.program(program)
     if mode == "always" and not rewriter.taken:
-        reasons = Counter(rewriter.reasons) or Counter([_no_slow_axis(placement)])
+        one_level = "none is over mesh axes of several levels of the network"
+        placed = "; ".join(str(placement).splitlines())
+        reasons = Counter(rewriter.reasons or [f"{one_level} ({placed})"])
         raise NoEffectError(
             "steps='always' has no effect: no collective can be in steps"
             + "".join(f"\n  {reason}{f' ({n} times)' if n > 1 else ''}" for reason, n in reasons.items())
@@ -109,18 +107,12 @@ def in_steps(program: Program, mode: str, machine: Machine, placement: Placement
     return stepped
 
 
-def _no_slow_axis(placement: Placement) -> str:
-    listing = "; ".join(f"{a}:{n} on {placement.where((a,))}" for a, n in placement.mesh.axes.items() if n > 1)
-    return f"none is over mesh axes of several levels of the network ({listing or 'one device'})"
-
-
 @dataclasses.dataclass(eq=False)
 class _Rewriter:
     """Rewrites programs for one machine; keeps what it took in steps, and why it left others flat."""
 
-    machine: Machine
-    placement: Placement
-    levels: Mapping[str, int]
+    machine: str
+    placement: Network
     always: bool
     taken: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list[str])
@@ -133,9 +125,9 @@ class _Rewriter:
 
     def equation(self, program: Program, eqn: Eqn) -> list[Eqn]:
         op = eqn.collective
-        if op is None or not eqn.sends or len({self.levels.get(axis, 0) for axis in op.axes}) < 2:
+        if op is None or not eqn.sends or len({self.placement.levels.get(axis, 0) for axis in op.axes}) < 2:
             return [eqn]
-        steps = _Steps(program, eqn, self.levels, self.machine.name)
+        steps = _Steps(program, eqn, self.placement.levels, self.machine)
         reason = steps.add()
         if reason:
             self.reasons.append(reason)
@@ -148,11 +140,7 @@ class _Rewriter:
 
     def seconds(self, program: Program, eqns: Sequence[Eqn]) -> float:
         """Seconds of the collectives, one after the other."""
-        records = [program.record(eqn, 1) for eqn in eqns if eqn.sends]
-        return sum(
-            self.placement.seconds(each.op.timed_as, each.axes, full_bytes(each, program.mesh.count(each.axes)))
-            for each in records
-        )
+        return sum(self.placement.seconds_of(program.record(eqn, 1)) for eqn in eqns if eqn.sends)
 
 
 class _Steps:

@@ -2,23 +2,29 @@
 
 Turn t of a device reads the block t places before its own. The forward turn merges two results of attention to disjoint
 sets of keys: each is weighed by the exponential of its logarithm of the sum of exponentials.
+
+`ATTENTION_PART`: a device attends to its own keys, which are a part of all. `WEIGH_PART` weighs the result in the same
+way, so that those of all devices are a pending sum.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ....backend import Local
-from ....backend.attention import Arrays, AttentionKernel, Span
-from ....dims import names
-from ....ir import Eqn, Labels, Op, Product, Type, named
-from ....layouts import Sharding
-from ....layouts.sharding import Axes
-from ....ops.attention.blocks import Canonical, Names
-from ....ops.attention.records import MOVING, pairs_seen, products
+from ...backend import Local
+from ...dims import Dim, names
+from ...ir import Eqn, Fuses, Labels, Op, Product, Type, named
+from ...layouts import Sharding
+from ...layouts.sharding import Axes
+from .arrays import Arrays, Span
+from .kernels import AttentionKernel
+from .names import Names
+from .operands import Canonical
+from .records import ATTENTION, MOVING, pairs_seen, products
 
 
 def chunk(c: Local, device: Any, n: int, half: int) -> Any:
@@ -41,8 +47,6 @@ def _operands(
     turn: Any,
     *,
     how: Names,
-    causal: bool,
-    window: int | None,
     axes: Axes,
     zigzag: bool | None,
     turns: int,
@@ -54,14 +58,13 @@ def _operands(
     size = form.blocks["k"].size(form.keys)
     queries = _spans(c, own, form.blocks["q"].size(form.length), axes, bool(zigzag))
     keys = _spans(c, (own - turn) % n, size, axes, bool(zigzag))
-    return form, form.operands(causal, window, queries, keys, n * size)
+    return form, form.operands(queries, keys)
 
 
 def _kernel(c: Local, *ins: Any, **params: Any) -> Any:
     *operands, out, lse, turn = ins
     form, arrays = _operands(c, operands, turn, **params)
-    more, lse_more = c.xp.attention(arrays)
-    return _merged(c, out, lse, *form.results(more, lse_more, c.outs))
+    return _merged(c, out, lse, *form.results(arrays, c.outs))
 
 
 def _merged(c: Local, out: Any, lse: Any, more: Any, lse_more: Any) -> tuple[Any, Any]:
@@ -75,23 +78,17 @@ def _merged(c: Local, out: Any, lse: Any, more: Any, lse_more: Any) -> tuple[Any
     return out * left + more * right, c.xp.where(total == 0, -np.inf, top + c.xp.log(some))
 
 
-def _grad_kernel(c: Local, *ins: Any, axes: Axes, **params: Any) -> Any:
+def _grad_kernel(c: Local, *ins: Any, **params: Any) -> Any:
     n = len(c.outs) + 1
     operands, sums, turn = ins[:-n], ins[-n:-1], ins[-1]
-    form, arrays = _operands(c, operands, turn, axes=axes, **params)
-    cotangents = form.cotangents(arrays)
-    if len(cotangents) > 3:
-        stored = form.blocks["k"].size(form.keys) * c.count(axes)
-        cotangents[3] = form.bias_cotangent(cotangents[3], arrays.keys, stored)
-    return tuple(x + y for x, y in zip(sums, cotangents, strict=True))
+    form, arrays = _operands(c, operands, turn, **params)
+    return tuple(x + y for x, y in zip(sums, form.cotangents(arrays), strict=True))
 
 
 def _pairs(
     ins: Any,
     shapes: Any,
     how: Names,
-    causal: bool,
-    window: int | None,
     zigzag: bool | None,
     turns: int,
     blocks: Any = None,
@@ -105,8 +102,8 @@ def _pairs(
     length = next(d.size for d in shapes[0] if d.name == how.length)
     memory = next(d.size for d in shapes[1] if d.name == how.keys)
     if zigzag:
-        return pairs_seen(0, length, memory, causal, window, blocks) / turns**2
-    return pairs_seen(max(0, length - queries), queries, memory, causal, window, blocks) / turns
+        return pairs_seen(0, length, memory, how.causal, how.window, blocks) / turns**2
+    return pairs_seen(max(0, length - queries), queries, memory, how.causal, how.window, blocks) / turns
 
 
 def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int], counts: tuple[int, int]) -> Op:
@@ -141,3 +138,67 @@ def _cotangents(how: Names) -> int:
 
 ATTENTION_TURN = _turn("attention_turn", _kernel, lambda how: 2, (1, 1))
 ATTENTION_TURN_GRAD = _turn("attention_turn_grad", _grad_kernel, _cotangents, (3, 2))
+
+
+def _part_type(*types: Type, how: Names, parts: Dim, **_: Any) -> tuple[Type, ...]:
+    return tuple(Type((*t.dims, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how}))
+
+
+def _part_kernel(c: Local, *ins: Any, how: Names, parts: Dim, kernel: AttentionKernel | None = None) -> Any:
+    """The attention to the device's own keys, as the one element of the dim `parts` that it stores."""
+    form = Canonical.of(c, how, ins, kernel)
+    blocks = [dataclasses.replace(b, dims=b.dims[:-1], sizes=b.sizes[:-1], axes=b.axes[:-1]) for b in c.outs]
+    return tuple(x[..., None] for x in form.results(form.operands(), blocks))
+
+
+def part_shardings(eqn: Eqn) -> list[Sharding]:
+    how, parts = eqn.params["how"], eqn.params["parts"]
+    q, k = eqn.ins[:2]
+    split = {**dict(q.sharding.split), parts.name: k.sharding.axes(how.keys)}
+    return [Sharding.of(split)] * 2
+
+
+ATTENTION_PART = Op(
+    "attention_part",
+    type=_part_type,
+    kernel=_part_kernel,
+    flops=ATTENTION.flops,
+    shardings=part_shardings,
+    product=Product.ATTENTION,
+)
+
+
+def _weigh_kernel(c: Local, out: Any, lse: Any, *, parts: Dim, axes: Axes, dtype: Any) -> Any:
+    """The device's result with the weight of its keys among all keys, and the logarithm for all keys."""
+    top = lse.max(-1)
+    top = c.xp.where(top == -np.inf, 0, top)
+    total = c.xp.exp(lse - top[..., None]).sum(-1)
+    own = c.xp.dynamic_slice(lse, c.xp.asarray(c.index(axes), np.int32), 1, lse.ndim - 1)[..., 0]
+    weight = c.xp.exp(own - top) / c.xp.where(total == 0, 1, total)
+    weighed = out[..., 0] * c.align(weight, c.outs[1], c.outs[0])
+    return weighed.astype(dtype), c.xp.where(total == 0, -np.inf, c.xp.log(c.xp.where(total == 0, 1, total)) + top)
+
+
+def _weigh_shardings(eqn: Eqn) -> list[Sharding]:
+    out, parts = eqn.ins[0].sharding, eqn.params["parts"]
+    split = {d: axes for d, axes in out.split if d != parts.name}
+    return [Sharding.of(split, out.axes(parts)), Sharding.of(split)]
+
+
+def _weigh_type(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> tuple[Type, ...]:
+    return Type(out.dims[:-1], dtype), Type(lse.dims[:-1], lse.dtype)
+
+
+def _weigh_rule(out: Type, lse: Type, *, parts: Dim, axes: Axes, dtype: Any) -> Labels:
+    results = _weigh_type(out, lse, parts=parts, axes=axes, dtype=dtype)
+    return Labels((named(out.dims), named(lse.dims, [parts.name])), tuple(named(t.dims) for t in results))
+
+
+WEIGH_PART = Op(
+    "weigh_part",
+    type=_weigh_type,
+    kernel=_weigh_kernel,
+    rule=_weigh_rule,
+    shardings=_weigh_shardings,
+    fuses=Fuses.MAP,
+)

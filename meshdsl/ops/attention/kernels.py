@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from .names import Names
+
 
 @dataclass(frozen=True)
 class Case:
@@ -21,9 +23,7 @@ class Case:
     head: int
     value: int
     dtype: np.dtype
-    block: int  # queries, and keys, of a block at most
-    extras: tuple[str, ...] = ()  # the operands beside q, k and v
-    soft_cap: bool = False
+    how: Names  # its options and the operands beside q, k and v
     empty: bool = False  # an operand has no elements
     part: bool = False  # other devices have the other keys
     padded: bool = False  # keys are stored with padding

@@ -1,0 +1,318 @@
+"""The processes of a run watch each other: when one ends, whatever the reason, the others say so and end in seconds.
+
+A process whose partner is gone waits in a collective for minutes, or for ever. So every process has a connection to
+process 0, apart from JAX's, on which a thread sends its step once a second, and an error when it ends. What process 0
+learns, it tells the others: an error, a closed connection (the process was killed) or `silence` seconds without a word
+(it was stopped, or its host is gone). A thread can say so while the main thread waits in a collective.
+
+Before a run starts, all processes must also agree on what it is: settings, data, versions (`Peers.agree`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import MeshdslError
+from .checkpoint import processes
+
+LEFT = 69  # the exit code of a process that ends because another one did; EX_UNAVAILABLE of sysexits.h
+BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
+Message = dict[str, Any]
+
+
+class PeersDifferError(MeshdslError):
+    """The processes of a run were started differently, or have different copies of a value."""
+
+    exit_code = 2
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A connection to another process, and what is known of it."""
+
+    number: int
+    socket: socket.socket
+    heard: float
+    done: bool = False
+    text: bytes = b""
+
+    def send(self, message: Message) -> None:
+        """Send a message, unless the process is gone, which reading notices."""
+        with contextlib.suppress(OSError):
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> list[Message] | None:
+        """The complete messages that have come; None if the connection is closed."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, self.text = (self.text + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+@dataclass
+class _Question:
+    """What processes have said about one subject, until all have."""
+
+    said: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    answered: threading.Event = field(default_factory=threading.Event)
+    differences: str = ""
+
+
+class Peers:
+    """This process and the others of its run, as a context manager around the run.
+
+    `say` prints a line. An exception that leaves the context is told to the others, which end with exit code `LEFT`.
+    `host` is the address at which process 0 is reached, if it is known.
+    """
+
+    def __init__(self, say: Callable[[str], object], host: str | None = None, silence: float = SILENCE):
+        self.number, self.count, self.silence, self._say = processes.index(), processes.count(), silence, say
+        self.step = 0
+        self.saved: int | None = None
+        self._lock = threading.Lock()
+        self._ending, self._gone, self._alone = threading.Event(), threading.Event(), threading.Event()
+        self._questions: dict[str, _Question] = {}
+        self._selector = selectors.DefaultSelector()
+        self._peers = self._accepted(host) if self.number == 0 else [self._connected()]
+        for peer in self._peers:
+            self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        threading.Thread(target=self._watch, name="meshdsl-peers", daemon=True).start()
+
+    def _accepted(self, host: str | None) -> list[_Peer]:
+        """Listen, tell the others where, and wait for them."""
+        with socket.create_server(("", 0), backlog=self.count) as server:
+            token = secrets.token_hex(8)
+            hello = {"at": host or socket.gethostname(), "port": server.getsockname()[1], "token": token}
+            processes.from_first(json.dumps(hello).encode(), 255)
+            server.settimeout(CONNECT)
+            found: dict[int, _Peer] = {}
+            while len(found) < self.count - 1:
+                try:
+                    connection, _ = server.accept()
+                    connection.settimeout(CONNECT)
+                    said = json.loads(connection.makefile("rb").readline(1000))
+                except (OSError, ValueError) as error:
+                    missing = ", ".join(str(n) for n in range(1, self.count) if n not in found)
+                    raise MeshdslError(f"process {missing} did not reach process 0 at {hello['at']}: {error}") from None
+                if said.get("token") == token:
+                    found[said["process"]] = _Peer(said["process"], connection, time.monotonic())
+                else:
+                    connection.close()
+            return list(found.values())
+
+    def _connected(self) -> _Peer:
+        hello = json.loads(processes.from_first(b"", 255))
+        try:
+            connection = socket.create_connection((hello["at"], hello["port"]), CONNECT)
+        except OSError as error:
+            raise MeshdslError(
+                f"process {self.number} cannot reach process 0 at {hello['at']}:{hello['port']}: {error}\n"
+                "  processes of a run tell each other when one of them fails; let them connect to each other"
+            ) from None
+        peer = _Peer(0, connection, time.monotonic())
+        peer.send({"process": self.number, "token": hello["token"]})
+        return peer
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None:
+            self._gone.wait(BEAT)  # a collective fails when another process is killed: `_leave` says which
+        self._ending.set()
+        if error is not None:  # what is closed on the way out may wait for the others
+            threading.Timer(self.silence - GRACE, self._leave_late, [error]).start()
+        first = next(iter(str(error).splitlines()), "") if error is not None else ""
+        said: Message = {"done": True} if error is None else {"ended": f"{type(error).__name__}: {first}"}
+        self._tell(said if self.number or error is None else {"leave": f"process 0 ended: {said['ended']}"})
+        if self.number == 0 and error is not None:
+            self._alone.wait(2 * GRACE)  # as in `_wait_alone`
+
+    def _leave_late(self, error: BaseException) -> None:
+        self._say(f"{type(error).__name__}: {error}")
+        os._exit(1)
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Remember where a run is, from its records."""
+        self.step = record.get("step", self.step)
+        if record["event"] in ("save", "resume"):
+            self.saved = self.step
+
+    def agree(self, about: str, values: Mapping[str, Any]) -> None:
+        """Wait until all processes have said the same; raises `PeersDifferError` with the values that differ.
+
+        Names that only some processes have, such as parts of a tensor that others do not store, are not compared.
+        """
+        with self._lock:
+            question = self._questions.setdefault(about, _Question())
+        values = json.loads(json.dumps(values, default=str))
+        if self.number:
+            self._tell({"about": about, "values": values})
+        else:
+            self._take(about, 0, values)
+        question.answered.wait()  # a process that never answers is noticed by its silence, or its end
+        if question.differences:
+            raise PeersDifferError(
+                f"the processes of this run differ in {about}\n  {question.differences}\n"
+                "  start all of them with the same command, files and packages"
+            )
+
+    def _take(self, about: str, number: int, values: Mapping[str, Any]) -> None:
+        """Note what a process says about a subject; once all have, answer."""
+        with self._lock:
+            question = self._questions.setdefault(about, _Question())
+            question.said[number] = values
+            complete = len(question.said) == self.count
+        if complete:
+            differences = "\n  ".join(differences_of(question.said))
+            self._tell({"about": about, "differences": differences})
+            question.differences = differences
+            question.answered.set()
+
+    def _tell(self, message: Message) -> None:
+        with self._lock:
+            for peer in self._peers:
+                peer.send(message)
+
+    def _watch(self) -> None:
+        """Read what others say, and say that this process is here, until it ends."""
+        beat = time.monotonic()
+        while True:
+            for key, _ in self._selector.select(BEAT / 4):
+                self._read(key.data)
+            if not self._selector.get_map():
+                self._alone.set()
+            now = time.monotonic()
+            if now - beat >= BEAT:
+                self._tell({"step": self.step})
+                beat = now
+            for peer in self._peers:
+                if not peer.done and now - peer.heard > self.silence:
+                    self._selector.unregister(peer.socket)
+                    how = f"has said nothing for {self.silence:.0f} s: it was stopped, or its host is gone"
+                    self._lost(peer, how, grace=0)
+
+    def _read(self, peer: _Peer) -> None:
+        messages = peer.read()
+        if messages is None:
+            self._selector.unregister(peer.socket)
+            if not peer.done:
+                self._lost(peer, "is gone: it was killed, or its host is", grace=0)
+            return
+        peer.heard = time.monotonic()
+        for message in messages:
+            if "leave" in message:
+                self._leave(message["leave"])
+            elif "ended" in message:
+                self._lost(peer, f"ended: {message['ended']}")
+            elif "values" in message:
+                self._take(message["about"], peer.number, message["values"])
+            elif "about" in message:
+                question = self._questions[message["about"]]
+                question.differences = message["differences"]
+                question.answered.set()
+            peer.done = peer.done or "done" in message
+
+    def _lost(self, peer: _Peer, how: str, grace: float = GRACE) -> None:
+        """Another process has ended: tell the others, and end."""
+        text, peer.done = f"process {peer.number} {how}", True
+        if self.number == 0:
+            self._tell({"leave": text})
+        self._leave(text, grace)
+
+    def _wait_alone(self) -> None:
+        """Wait until the others have ended: without JAX's coordinator, which is in process 0, they would abort."""
+        end = time.monotonic() + 2 * GRACE
+        while self._selector.get_map() and time.monotonic() < end:
+            for key, _ in self._selector.select(BEAT / 4):
+                if key.data.read() is None:
+                    self._selector.unregister(key.fileobj)
+
+    def _leave(self, text: str, grace: float = GRACE) -> None:
+        """End this process, unless it ends by itself: often all processes have the same error."""
+        self._gone.set()
+        if self._ending.wait(grace):
+            return  # the main thread prints its own error and ends the process
+        if self.number == 0:
+            self._wait_alone()
+        saved = "no step is saved" if self.saved is None else f"step {self.saved} is the last that this process saved"
+        self._say(f"{text}\n  so process {self.number} ends in step {self.step}; {saved}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(LEFT)
+
+
+def differences_of(said: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """The values in which two processes differ, one line each; a name that one of them lacks is not compared.
+
+    >>> list(differences_of({0: {"seed": 0, "rate": 0.1}, 1: {"seed": 1, "rate": 0.1}}))
+    ['seed: 0 in process 0, 1 in process 1']
+    """
+    first: dict[str, tuple[int, Any]] = {}
+    for number, values in sorted(said.items()):
+        for name, value in values.items():
+            other, known = first.setdefault(name, (number, value))
+            if value != known:
+                yield f"{name}: {known} in process {other}, {value} in process {number}"
+
+
+def digests(tree: Any) -> dict[str, int]:
+    """A sum of the bits of each part of a tree's tensors that several devices store, by path and place.
+
+    >>> import meshdsl as md
+    >>> digests({"w": md.ones("io:2")})
+    {}
+    """
+    found: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = leaf.stored
+        places = [str(index) for index in array.sharding.devices_indices_map(array.shape).values()]
+        if len(set(places)) < len(places):
+            for shard in array.addressable_shards:
+                name = f"{jax.tree_util.keystr(path)}{shard.index}"
+                found[name] = int(_sum_of_bits(shard.data))
+    return found
+
+
+@jax.jit
+def _sum_of_bits(x: jax.Array) -> jax.Array:
+    if x.dtype == bool:
+        return jnp.sum(x, dtype="uint32")
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _sum_of_bits(x.real) + 3 * _sum_of_bits(x.imag)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
+    place = jnp.arange(bits.size, dtype="uint32").reshape(bits.shape)  # so that two elements in each other's place show
+    return jnp.sum(bits.astype("uint32") * (2 * place + 1), dtype="uint32")
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide what a step computes."""
+    import numpy
+
+    from .. import __version__
+
+    return {
+        "meshdsl": __version__,
+        "jax": jax.__version__,
+        "numpy": numpy.__version__,
+        "python": sys.version.split()[0],
+    }
