@@ -11,8 +11,6 @@ PIP   = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 ARGS ?=
 SAMPLE ?= 8
-CASES ?= 20000
-PROGRAMS ?= 1000
 # The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here. Those that need
 # the TPU compiler (tpu_cycles, tpu_memory, tpu_windows, update_memory, attention_kernels) run in $(AOT): make bench-aot.
 BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables mesh_tensorflow moe_family overlap overlap_dense attention gpu_memory calls loop
@@ -23,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 AOT_BENCH ?= tpu_cycles tpu_memory tpu_windows update_memory attention_kernels
 
-.PHONY: help demo test test-quick test-aot docs lint format fuzz bench bench-aot clean
+.PHONY: help demo test test-quick test-aot docs lint format fuzz laws bench bench-aot clean
 
 help:
 	@echo "make demo     one model, three layouts, eight CPU devices: equal losses, different collectives"
@@ -33,7 +31,8 @@ help:
 	@echo "make test-aot the tests that need the TPU compiler, in their own environment, without a TPU"
 	@echo "make lint     ruff check, ruff format --check, pyright   (make format repairs what it can)"
 	@echo "make docs     HTML documentation, warnings are errors"
-	@echo "make fuzz     the long property tests                    (CASES=20000 PROGRAMS=1000 ARGS='-k layout_law')"
+	@echo "make fuzz     the long property tests                    (ARGS='-k layout_law')"
+	@echo "make laws     the long forms of the laws                 (LAW=steps CASES=2000; make laws ARGS=--help lists them)"
 	@echo "make bench    every benchmark, as JSON lines             (BENCH=two_layer)"
 	@echo "make bench-aot  the benchmarks of the TPU compiler       (AOT_BENCH=tpu_cycles)"
 	@echo "make clean    remove the environments and everything built"
@@ -65,9 +64,12 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 fuzz: $(VENV)/.dev
-	$(BIN)/python -m tests.lowering.fuzz --cases $(CASES) --programs $(PROGRAMS)
-	$(BIN)/python -m tests.search.bounds_law --programs $(PROGRAMS)
+	$(BIN)/python -m tests.laws fuzz bounds
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -n $(JOBS) -m "slow or not slow" $(ARGS)
+
+# tests/laws/__main__.py has the table of laws.
+laws: $(VENV)/.dev
+	$(BIN)/python -m tests.laws $(LAW) $(if $(CASES),--cases $(CASES)) $(ARGS)
 
 bench: $(VENV)/.dev
 	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name $(ARGS); done

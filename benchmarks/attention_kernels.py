@@ -1,6 +1,6 @@
 """Attention by the TPU compiler: python -m benchmarks.attention_kernels [--chips v5e v5p] [--lengths 4096 32768]
 
-Needs `pip install "meshdsl[aot]"`, but no TPU. Compiles a causal attention with its gradient (16 heads of 128,
+Needs the extra `aot`, but no TPU. Compiles a causal attention with its gradient (16 heads of 128,
 bfloat16) for four chips, unsplit and split, by the plain formula, block by block, and by the Pallas kernels. Prints a
 JSON line for each:
 

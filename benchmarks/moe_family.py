@@ -5,7 +5,7 @@ meshdsl takes to compile a train step. `steps`: predicted steps per second on TP
 measurements of Table 3, and memory by its use (Figure 7). `batch`: which batch the paper's 128 experts can have had.
 `communication`: Figure 9. `breakdown`: the predicted forward pass of an encoder pair (a dense layer and a layer with
 experts), and Figure 8; with `wraps` false, the 32 x 32 torus (2,048 cores) has no wrap-around links. `--compile` adds
-`compiled`: the largest model compiled by the TPU compiler for 2,048 devices (`meshdsl[aot]`, takes minutes).
+`compiled`: the largest model compiled by the TPU compiler for 2,048 devices (extra `aot`, takes minutes).
 Predictions were not fitted to these measurements.
 
 The paper: D. Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020,

@@ -8,7 +8,7 @@ larger of operand and result of each collective over the slow axis, in one step 
 largest message of an all_to_all from one device to another node. Only filled slots count, as expected. Each program is
 compared with its StableHLO, but for filled slots, which CPUs do not exchange. `auto` is the choice of the cost model.
 
-With `--slices`, the four collectives on two slices of eight TPU v5e, compiled by the TPU compiler (`meshdsl[aot]`):
+With `--slices`, the four collectives on two slices of eight TPU v5e, compiled by the TPU compiler (extra `aot`):
 what its own text sends between the slices, of one device.
 
     python -m benchmarks.steps

@@ -1,6 +1,6 @@
 """The TPU compiler's own estimate of each training step: python -m benchmarks.tpu_cycles [NAME ...] [--large]
 
-Needs `pip install "meshdsl[aot]"`, but no TPU. Compiles every workload for eight v5e chips three times: hand-written
+Needs the extra `aot`, but no TPU. Compiles every workload for eight v5e chips three times: hand-written
 with `shard_map` where this exists, by meshdsl, and by GSPMD (`jit` with shardings). Prints a JSON line per candidate:
 `cycles` is the sum of the compiler's `estimated_cycles` on one device, loop bodies times their trips, of a conditional
 its longest branch, without communication; `sent` are the bytes one device sends along rings; `peak` is the compiler's

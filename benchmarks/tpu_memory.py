@@ -1,6 +1,6 @@
 """Predicted memory per device compared with the TPU compiler's: python -m benchmarks.tpu_memory [options] [NAME ...]
 
-Needs `pip install "meshdsl[aot]"`, but no TPU. Prints a JSON line for each train step and topology, then the errors of
+Needs the extra `aot`, but no TPU. Prints a JSON line for each train step and topology, then the errors of
 each part of `tpu_memory_points`; the errors are also printed if the script is interrupted.
 
 `theirs` is the compiler's peak memory. `sum` is its argument + output + temp - alias, which is larger for programs with

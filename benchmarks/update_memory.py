@@ -3,7 +3,7 @@
     python -m benchmarks.update_memory [--topology tpu:v5e:2x4] [--full] [MODEL ...]
 
 Compares W + V + P with W + V/N + P for the three models of `models.sharded_update` on eight devices, where W is the
-weights, V the optimizer state and P the rest of the peak. Needs `pip install "meshdsl[aot]"`, but no TPU. Prints a JSON
+weights, V the optimizer state and P the rest of the peak. Needs the extra `aot`, but no TPU. Prints a JSON
 line for each model and mode, with bytes per device. `--full` runs the compiler with full effort, which takes several
 times as long.
 """

@@ -29,7 +29,7 @@ import sys
 import types
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The module of each public name. This table is the list of public names; `docs/reference.md` and the stub
 # `__init__.pyi` for type checkers are generated from it (`python -m tests.stub`).
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> Any:
     name = _ALSO.get(name, name)
     modules = {**_MODULES, **_UNLISTED}
     if name in modules or name in _PUBLIC:
-        importlib.import_module(f"{__name__}.errors.jax_version").check_jax()
+        importlib.import_module(f"{__name__}.errors.installed").check_jax()
     if name in modules:
         setattr(sys.modules[__name__], name, importlib.import_module(f"{__name__}.{modules[name]}"))
         return sys.modules[__name__].__dict__[name]

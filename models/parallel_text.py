@@ -198,8 +198,7 @@ def _messages() -> tuple[Pair, ...]:
     files = sorted(path for folder in folders for path in folder.glob("*/LC_MESSAGES/sphinx.mo"))
     if not files:
         raise md.MeshdslError(
-            "parallel text is read from the message catalogues of Sphinx, which is not installed\n"
-            "  install it with the extra `docs`: pip install 'meshdsl[docs]'"
+            "parallel text is read from the message catalogues of Sphinx, which is not installed\n  pip install sphinx"
         )
     pairs = []
     for path in files:

@@ -83,6 +83,8 @@ def test_cycles_are_found():
 
 def known_by_name(source: str) -> Iterator[int]:
     """The lines on which an operation is compared, looked up or matched by the text of its name."""
+    if not re.search(r"(op|operation|collective|step)(\.name|\))", source):
+        return  # quicker than to parse it
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Compare) and any(isinstance(op, COMPARING) for op in node.ops):
             yield from [node.lineno] * any(map(_is_name_of_operation, (node.left, *node.comparators)))
@@ -146,6 +148,8 @@ KNOW_PLATFORMS = {
 
 def platforms_named(source: str) -> Iterator[tuple[int, str]]:
     """The names of platforms in the code of a module: names and texts, but no documentation and no machine's name."""
+    if not PLATFORM.search(source.replace("_", " ")):
+        return  # quicker than to parse it
     tree = ast.parse(source)
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cost.machine import PACKAGED, Machine, users_folders
-from ..cost.report.files import write_text
 from ..errors import LayoutError, nearest
+from ..errors.files import write_text
 from ..errors.markup import page_part
 from ..errors.no_effect import NoEffectError, no_effect, reported, warn_dropped
 from ..errors.values import load_toml, parse_toml, to_toml

@@ -19,7 +19,7 @@ from ..ops.attention.spec import wide_dtype
 from ..ops.attention.turns import ATTENTION_TURN_GRAD
 from ..targets import Target
 from ..targets.kernel_choice import case_of, choose, is_attention
-from ..targets.scores import names
+from .scores import names
 
 # FLOPs of a fused attention kernel over those of the plain formula: half of the pairs, since a causal kernel skips the
 # masked ones, and seven products in forward and backward pass for six, since it computes the scores again

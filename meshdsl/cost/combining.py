@@ -13,7 +13,7 @@ from typing import Any
 
 from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
-from ..targets.fusion import Send
+from .fusion import Send
 from .network import Placement, full_bytes
 
 

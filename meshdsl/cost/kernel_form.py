@@ -9,7 +9,7 @@ from typing import Any
 from ..dims import Dim
 from ..ir import Eqn, Var, options
 from ..lowering import Program
-from ..targets.fusion import Kernel
+from .fusion import Kernel
 from .ledger import Line
 from .profile import Form
 
@@ -18,7 +18,7 @@ def form_of(kernel: Kernel, program: Program) -> Form:
     """The form and the sizes of a kernel's operations on one device.
 
     >>> import meshdsl as md
-    >>> from meshdsl.targets.fusion import steps
+    >>> from meshdsl.cost.fusion import steps
     >>> step = md.compile(lambda x, w: md.relu(md.dot(x, w, "io")), "rows:4", "batch:rows")
     >>> program = step.program(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32"))
     >>> (kernel,) = steps(program)

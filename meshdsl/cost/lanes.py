@@ -16,8 +16,8 @@ from ..errors.deadline import check_deadline
 from ..ir import Scan, Var
 from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
-from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders
 from .combining import combine
+from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders
 from .ledger import Ledger, Line
 from .machine import Machine
 from .network import Placement

@@ -22,8 +22,8 @@ from ..lowering import Program
 from ..lowering.program import CollectiveRecord
 from ..ops.contraction import EINSUM
 from ..ops.creation import EMPTY
-from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, steps
 from .attention import AttentionWork, is_scores, work_of_attention
+from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, steps
 
 
 @dataclass(frozen=True)

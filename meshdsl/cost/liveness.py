@@ -17,7 +17,7 @@ runs: the clock passes through the body once. Each arm of a conditional has its 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,10 +29,9 @@ from ..errors.units import show_bytes
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..targets import MemoryRules
-from ..targets.fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
-from ..targets.scores import names
+from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
+from .scores import names
 
-Sizes = Callable[[tuple[int, ...], np.dtype[Any]], int]
 CATEGORIES = (
     "parameters",
     "optimizer state",
@@ -68,16 +67,8 @@ class LiveTensor:
 class Lives:
     """The first and last moment of every stored value, on one clock."""
 
-    def __init__(
-        self,
-        program: Program,
-        donated: frozenset[Var],
-        categories: Mapping[Var, str],
-        stored: Sizes,
-        rules: MemoryRules,
-    ):
+    def __init__(self, program: Program, donated: frozenset[Var], categories: Mapping[Var, str], rules: MemoryRules):
         self.program, self.rules = program, rules
-        self.stored = stored
         self.moments: list[tuple[str, Where, bool]] = [("arguments", NOWHERE, False)]
         self.tensors: list[LiveTensor] = []
         self.offloaded = host_values(program)
@@ -90,7 +81,7 @@ class Lives:
         """The bytes of a value in the device's memory."""
         if v in self.offloaded:
             return 0
-        stored = self.stored(self.program.local_shape(v), v.dtype)
+        stored = self.program.local_bytes(v)
         return stored if v in self.in_default_layout else round(stored * self.padding(v))
 
     def hold(self, v: Var, category: str, name: str, where: Where, first: int, last: int) -> None:

@@ -125,7 +125,7 @@ def read_machine(document: Mapping[str, Any], file: str) -> dict[str, Any]:
         problems = [] if fields["peak"] else ["peak: at least one dtype is needed"]
         problems += _network_problems(fields["network"])
     except UsageError as error:
-        problems = str(error).split("\n")
+        problems = error.args[0].split("\n")
     if problems:
         raise MachineError("\n  ".join([f"the machine file {file} has something wrong", *problems]))
     if "asynchronous" in fields:

@@ -17,7 +17,7 @@ from ..errors.units import show_bytes
 from ..ir import Var
 from ..lowering import Program
 from ..lowering.unroll import unroll
-from .liveness import CATEGORIES, Lives, LiveTensor, Sizes
+from .liveness import CATEGORIES, Lives, LiveTensor
 from .machine import Machine
 from .machine import machine as machine_named
 
@@ -84,7 +84,6 @@ def memory(
     *,
     donated: Collection[Var] = (),
     categories: Mapping[Var, str] | None = None,
-    stored: Sizes | None = None,
     machine: Machine | str | os.PathLike[str] = "tpu-v5e",
 ) -> Memory:
     """Memory that one device of a machine uses while it runs a program, by the rules of the machine's compiler.
@@ -96,14 +95,13 @@ def memory(
     (2440, {'inputs': 2176, 'results': 4, 'temporaries': 256, 'collective buffers': 4})
 
     `donated`: inputs whose buffers results may reuse. `categories`: category of inputs; by default it follows from the
-    path: `params/...`, `state/...`, or an input. `stored`: bytes of an array of a local shape and dtype, for a machine
-    that pads arrays; by default there is no padding. Raises `MachineError` for an unknown machine.
+    path: `params/...`, `state/...`, or an input. Raises `MachineError` for an unknown machine.
     """
     target = (machine if isinstance(machine, Machine) else machine_named(machine)).target
     expect("program", program, Program)
     program = unroll(target.prepare(program), math.inf, most=1)  # compilers inline loops of one trip
     check_deadline()
-    lives = Lives(program, frozenset(donated), categories or {}, stored or _plain, target.memory)
+    lives = Lives(program, frozenset(donated), categories or {}, target.memory)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
     for tensor in lives.tensors:
         row = change[CATEGORIES.index(tensor.category)]
@@ -129,7 +127,3 @@ def _offloaded(program: Program, offloaded: Set[Var]) -> int:
         body for eqn in program.eqns if offloaded.isdisjoint((*eqn.ins, *eqn.outs)) for body in eqn.graphs().values()
     ]
     return total + max((_offloaded(cast(Program, body), offloaded) for body in bodies), default=0)
-
-
-def _plain(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=object)) * dtype.itemsize

@@ -158,7 +158,7 @@ def load_profile(path: str | os.PathLike[str]) -> KernelProfile:
     try:
         values = read("", load_toml(file, "the profile", MachineError), Table(_KINDS, tuple(_KINDS)))
     except UsageError as error:
-        problems = str(error).replace("\n", "\n  ")
+        problems = error.args[0].replace("\n", "\n  ")
         raise MachineError(
             f"the profile {file} is malformed; measure again with meshdsl doctor --profile\n  {problems}"
         ) from None

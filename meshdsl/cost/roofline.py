@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 
 from ..ir import Op, Product
 from ..lowering import Program
-from ..targets.fusion import Kernel
 from .attention import PLAIN
+from .fusion import Kernel
 from .kernel_form import form_of, work_of
 from .ledger import Ledger, Line
 from .machine import Machine

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors.units import seconds as show_seconds
-from ..targets.fusion import Kernel
+from .fusion import Kernel
 from .lanes import Event, LaneSchedule
 from .ledger import Ledger, Line
 from .machine import Machine

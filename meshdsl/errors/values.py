@@ -99,6 +99,7 @@ def read(key: str, value: Any, kind: Any, *, is_text: bool = False) -> Any:
     Traceback (most recent call last):
         ...
     meshdsl.errors.UsageError: plan.part: unknown key; did you mean 'parts'? there are: mode, parts
+      ...
 
     In TOML, an integer is accepted for a float. Raises `UsageError` with all problems, a line for each.
     """

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 import meshdsl as md
 
@@ -23,7 +22,7 @@ def is_tensor(x: object) -> bool:
 
 def checked_rate(learning_rate: LearningRate) -> None:
     """Raises `ShapeError` for a number that is no learning rate; a schedule is checked at its update."""
-    if not callable(learning_rate) and not isinstance(learning_rate, int | float | np.generic):
+    if not callable(learning_rate) and not hasattr(learning_rate, "__float__"):
         raise md.ShapeError(f"the learning rate is a number or a function, got {type(learning_rate).__name__}")
     if isinstance(learning_rate, int | float) and not 0 <= learning_rate < math.inf:
         problem = "finite" if learning_rate == math.inf else "at least 0"

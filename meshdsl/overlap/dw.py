@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..targets.fusion import Send
+from ..cost.fusion import Send
 from .planner import Candidates, Planner
 from .ranges import reductions_early
 from .tasks import Task, Tasks, ordered

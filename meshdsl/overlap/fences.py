@@ -16,11 +16,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..control.host import host_values
+from ..cost.fusion import Kernel, holders, steps
 from ..dims import size_of
 from ..ir import Eqn, Linear, Op, Product, Reduce, Var, sources_of
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
-from ..targets.fusion import Kernel, holders, steps
 
 
 def is_product(eqn: Eqn) -> bool:

@@ -19,9 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
+from ..cost.fusion import holders
 from ..cost.lanes import COMPUTE, LaneItem, Lanes
 from ..errors.deadline import check_deadline
-from ..targets.fusion import holders
 from .tasks import Task, Tasks
 
 EARLY = 8.0  # at a limit, collectives that need memory start at most this early, in units of their own time

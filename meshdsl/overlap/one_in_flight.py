@@ -7,6 +7,7 @@ one's wait is placed where the timeline says that it is complete, and the second
 
 from __future__ import annotations
 
+from ..cost.fusion import Kernel, Send, Wait
 from ..cost.lanes import LaneSchedule
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
@@ -14,7 +15,6 @@ from ..cost.network import Placement
 from ..ir import Eqn
 from ..lowering.asynchrony import WAIT, Start, pairs
 from ..lowering.program import Program
-from ..targets.fusion import Kernel, Send, Wait
 
 
 def one_in_flight(program: Program, machine: Machine, placement: Placement) -> Program:

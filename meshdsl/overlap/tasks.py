@@ -1,6 +1,6 @@
 """The steps of a program as tasks, with times on one machine and the dependencies between them.
 
-A task is a kernel, loop, branch or collective of `targets.fusion`, with the seconds that the timeline gives it. The
+A task is a kernel, loop, branch or collective of `cost.fusion`, with the seconds that the timeline gives it. The
 schedulers of this package order tasks; `ordered` builds the program with that order.
 
 Reorder a program's steps, and split chosen collectives into a start and a wait.
@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from ..cost.fusion import Kernel, Send, Step, holders
 from ..cost.lanes import COMPUTE, LaneSchedule, lane_of
 from ..cost.ledger import ledger
 from ..cost.machine import Machine
@@ -24,7 +25,6 @@ from ..errors.deadline import check_deadline
 from ..ir import Eqn, Fuses, Op, Var
 from ..lowering.asynchrony import WAIT, Start
 from ..lowering.program import Program
-from ..targets.fusion import Kernel, Send, Step, holders
 
 
 @dataclass(eq=False)

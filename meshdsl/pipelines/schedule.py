@@ -12,8 +12,11 @@ gSv + p + 2(Sv-1) - q, so the bubble is (S-1)/v of the time of a micro-batch, an
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..errors.tables import table
 
 
 @dataclass(frozen=True)
@@ -156,10 +159,8 @@ class Schedule:
             forward, backward = self.forward(stage, tick), self.backward(stage, tick)
             return " ".join(self.name(kind, unit) for kind, unit in (("F", forward), ("B", backward)) if unit) or "-"
 
-        rows = [["tick", *map(str, range(self.ticks))]]
-        rows += [[f"stage {s}", *(cell(s, t) for t in range(self.ticks))] for s in range(self.stages)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(f"{x:<{w}}" for x, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        rows = [[f"stage {s}", *(cell(s, t) for t in range(self.ticks))] for s in range(self.stages)]
+        return table(["tick", *map(str, range(self.ticks))], rows, "<" * (1 + self.ticks), indent=0, width=sys.maxsize)
 
 
 def bubble(stages: int, microbatches: int, chunks: int = 1) -> float:

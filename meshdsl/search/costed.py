@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections.abc import Callable, Iterator
 
 from ..compile.plan import Plan
 from ..errors import LayoutError
@@ -13,6 +15,13 @@ from .variants import Variants
 
 SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
 RUNNERS_UP = 4  # plans of a result besides the best one
+EVERY = 0.5  # seconds between two progress reports
+LOOKS = 6  # plans costed without anything better before patience ends, ...
+LONGER = 3  # ... unless that takes so many times as long
+
+
+class ImpatientError(Exception):
+    """The patience of a phase is over."""
 
 
 def complexity(entry: Entry) -> int:
@@ -23,27 +32,25 @@ def complexity(entry: Entry) -> int:
 class Costed:
     """The cost of plans, each computed once. A plan that is not costed when the time is over is given up.
 
-    Patience is processor time, so that other programs on the machine do not change the result.
+    Patience is processor time, so that other programs on the machine do not change the result. `tell` is called about
+    twice a second.
     """
 
-    def __init__(self, variants: Variants):
-        self.variants, self.request = variants, variants.request
+    def __init__(self, variants: Variants, tell: Callable[[], object]):
+        self.variants, self.request, self.tell = variants, variants.request, tell
         self.started = time.perf_counter() if self.request.started is None else self.request.started
         self.begun = time.process_time()
         self.entries: dict[Plan, Entry] = {}
         self.refused: dict[Plan, str] = {}
         self.improved = 0.0  # processor seconds from the start to the last better plan
         self.looked = 0  # plans costed since then
+        self.told = 0.0  # seconds from the start to the last report
+        self.patient = False  # patience ends the phase
 
     @property
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self.started
-
-    @property
-    def waited(self) -> float:
-        """Processor seconds since something better was found."""
-        return time.process_time() - self.begun - self.improved
 
     def touch(self) -> None:
         """Note that something better was found."""
@@ -54,17 +61,35 @@ class Costed:
         limit = self.request.time_limit
         return math.inf if limit is None or not self.entries else limit - self.elapsed
 
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The evaluation of one plan or layout.
+
+        Raises `OutOfTimeError` once the time is over, also in the middle of it, and `ImpatientError` after it if the
+        phase is `patient` and nothing better was found for the seconds of the request's patience.
+        """
+        with deadline(self.time_left()):
+            yield
+        if self.elapsed >= self.told + EVERY:
+            self.told = self.elapsed
+            self.tell()
+        if self.time_left() < 0:
+            raise OutOfTimeError
+        patience = self.request.patience if self.patient else None
+        if patience is not None and self.least() < math.inf:
+            waited = time.process_time() - self.begun - self.improved
+            if waited > (patience if self.looked >= LOOKS else LONGER * patience):
+                raise ImpatientError
+
     def look(self, plan: Plan) -> Entry | None:
         """The cost of a plan, cached; None if it is illegal."""
         known = plan
         try:
-            with deadline(self.time_left()):
+            with self.evaluation():
                 known = self.variants.canonical(plan)
                 return None if known is None else self._costed(known)
         except LayoutError as error:
             self.refused[known or plan] = str(error)
-        except OutOfTimeError:
-            return None  # it is given up
         return None
 
     def _costed(self, known: Plan) -> Entry | None:

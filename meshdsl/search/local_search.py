@@ -1,13 +1,12 @@
 """Local search over plans: fit a plan into memory, then turn one knob at a time as long as that improves it.
 
-Mesh and layout are knobs too. Each method is a generator that yields after each evaluation, so that a search can stop
-there. `costed` keeps the best plan.
+Mesh and layout are knobs too. `costed` keeps the best plan, and may stop the search at any evaluation.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ..compile.plan import Plan
@@ -37,10 +36,9 @@ class LocalSearch:
         self._staged: set[Plan] = set()  # pipelines whose time was estimated
         self._turned: set[tuple[Any, ...]] = set()  # outcomes of plans, and the turns tried on one of them
 
-    def fitted(self, plan: Plan) -> Iterator[None]:
+    def fitted(self, plan: Plan) -> None:
         """Turn the knobs that save memory, fastest values first, until the plan fits; skips plans that are too slow."""
         best = self.costed.look(plan)
-        yield
         if best is None or best.outcome in self._fitted:
             return
         self._fitted.add(best.outcome)
@@ -51,21 +49,13 @@ class LocalSearch:
                 if best.fits:
                     return
                 best = self.better(best, best.plan.replace(**{turn.knob: value}))
-                yield
 
-    def turned(self, plan: Plan) -> Iterator[None]:
-        """Turn each knob of the plan once, mesh and layout excepted."""
-        best = self.costed.look(plan)
-        if best is not None:
-            yield from self._turns(best)
-
-    def raised(self, plan: Plan) -> Iterator[None]:
+    def raised(self, plan: Plan) -> None:
         """Make one change at a time as long as that improves the plan."""
         best = self.costed.look(plan)
-        yield
         while best is not None:
             before = best
-            best = yield from self._turns(best)
+            best = self.turned(best)
             for moves in (
                 self.traded,
                 self.layouts.near,
@@ -75,27 +65,25 @@ class LocalSearch:
                 self.interleaved,
                 self.rare,
             ):
-                best = yield from self._improved(best, moves)
+                best = self._improved(best, moves)
             if best is before:
                 return
 
-    def _turns(self, best: Entry) -> Generator[None, None, Entry]:
-        """The best plan after each knob is turned once."""
+    def turned(self, best: Entry) -> Entry:
+        """The best plan after each knob is turned once, mesh and layout excepted."""
         for turn in self.turns:
             for value in self.values(turn, best):
                 if self.is_new(best, turn.knob, value):
                     best = self.better(best, best.plan.replace(**{turn.knob: value}))
-                    yield
         return best
 
-    def _improved(self, best: Entry, moves: Callable[[Entry], Iterator[Plan | None]]) -> Generator[None, None, Entry]:
+    def _improved(self, best: Entry, moves: Callable[[Entry], Iterator[Plan]]) -> Entry:
         """The best plan after these moves, which start again from every better plan."""
         before = None
         while best is not before:
             before = best
             for near in moves(best):
-                best = best if near is None else self.better(best, near)
-                yield
+                best = self.better(best, near)
                 if best is not before:
                     break
         return best
@@ -104,7 +92,7 @@ class LocalSearch:
         """The plan on meshes with a factor moved between axes, or with the axes in another order."""
         yield from filter(self.space.keeps_request, meshes_near(best.plan, self.space.meshes))
 
-    def staged(self, best: Entry) -> Iterator[Plan | None]:
+    def staged(self, best: Entry) -> Iterator[Plan]:
         """The plan with the layers of a loop in pipeline stages over an axis, or over a part of a divided one.
 
         Stages store what several micro-batches save, so what does not fit is tried with everything recomputed too.
@@ -115,7 +103,6 @@ class LocalSearch:
             return
         remats = dict.fromkeys((best.plan.remat, *(remat for remat in knobs.get("remat", ()) if remat == "full")))
         for staged in self.in_stages(best, knobs["microbatches"]):
-            yield None
             for near in (staged.replace(remat=remat) for remat in remats):
                 yield near
                 entry = self.costed.look(near)
@@ -180,7 +167,7 @@ class LocalSearch:
                 if self.is_new(best, turn.knob, value):
                     yield best.plan.replace(**{turn.knob: value})
 
-    def traded(self, best: Entry) -> Iterator[Plan | None]:
+    def traded(self, best: Entry) -> Iterator[Plan]:
         """Plans that spend less time by one knob that saves memory, and more by another, until they fit."""
         spending = [turn for turn in self.turns if turn.spends]
         for less, more in itertools.permutations(spending, 2):
@@ -189,18 +176,16 @@ class LocalSearch:
                     continue
                 plan = best.plan.replace(**{less.knob: value})
                 entry = self.costed.look(plan)
-                yield None
                 for each in () if entry is None or entry.fits else self.values(more, entry):
                     if entry is None or entry.fits or entry.seconds >= best.seconds:
                         break
                     entry = self.costed.look(plan.replace(**{more.knob: each}))
-                    yield None
                 if entry is not None and entry.fits:
                     yield entry.plan
 
-    def reordered(self, modes: Collection[str]) -> Iterator[None]:
-        """Overlap plans, in these modes, of the best plan without overlap, and of it under other weight updates; and
-        of the best pipeline, for which "ticks" is the mode.
+    def reorder(self, modes: Collection[str]) -> None:
+        """Cost overlap plans, in these modes, of the best plan without overlap, and of it under other weight updates;
+        and of the best pipeline, for which "ticks" is the mode.
 
         They come last, because each takes seconds to make for a deep model. A plan is left out if it could not be the
         best even without its exposed communication.
@@ -216,7 +201,6 @@ class LocalSearch:
                     suits = value.mode in modes and (value.mode == "ticks") == in_stages
                     if suits and self._may_hide(entry) and self.is_new(entry, turn.knob, value):
                         self.costed.look(entry.plan.replace(overlap=value))
-                        yield
 
     def _may_hide(self, entry: Entry) -> bool:
         """False if the plan could not be the best one even without its exposed communication."""

@@ -13,7 +13,6 @@ from ..cost.ledger import ledger
 from ..cost.machine import Machine
 from ..cost.timeline import timeline
 from ..errors import LayoutError
-from ..errors.deadline import deadline
 from ..ir import walk
 from ..layouts import Layout, Mesh
 from ..layouts.sharding import Axes
@@ -71,10 +70,9 @@ class Candidates:
 class PlanLayouts:
     """The layouts of each mesh for a plan's knobs; `costed` has the cost of all plans."""
 
-    def __init__(self, space: PlanSpace, hints: Mapping[str, tuple[str, str]]):
-        self.space, self.hints = space, hints
+    def __init__(self, space: PlanSpace, hints: Mapping[str, tuple[str, str]], costed: Costed):
+        self.space, self.hints, self.costed = space, hints, costed
         self.variants, self.request = space.variants, space.request
-        self.costed = Costed(self.variants)
         self.fastest: list[Plan] = []  # the fastest layout of each mesh so far
         self._groups: dict[tuple[Plan, Mesh], Candidates] = {}
 
@@ -82,11 +80,8 @@ class PlanLayouts:
         """Meshes with few axes first; of these, those with a small inner axis, as in a node."""
         return sorted(meshes, key=lambda mesh: (len(mesh.axes), *reversed(mesh.axes.values())))
 
-    def descended(self, mesh: Mesh) -> Iterator[Plan | None]:
-        """The fastest layout of a mesh, ignoring memory, with the first plan's knobs; last in the iterator.
-
-        Costs the named layouts first. Yields None after each layout.
-        """
+    def descended(self, mesh: Mesh) -> Plan:
+        """The fastest layout of a mesh, ignoring memory, with the first plan's knobs; costs the named layouts too."""
         base = self.variants.canonical(self.variants.base)
         if base is None:
             raise LayoutError(next(iter(self.variants.refused.values())))
@@ -97,7 +92,6 @@ class PlanLayouts:
             least = self.costed.least()
             if least == math.inf or self.screened(group, each) < least:
                 self.costed.look(base.replace(mesh=mesh, layout=group.space.layout(each)))
-            yield None
         rows = [*self.rows_of_fastest(group, mesh), row, *named, *rows_near(group.space, row)]
         while rows:
             nearest = row
@@ -107,11 +101,10 @@ class PlanLayouts:
                     nearest, seconds = each, time
                 if self.late() and seconds < math.inf:
                     break
-                yield None
             rows, row = (rows_near(group.space, nearest) if nearest != row else []), nearest
         plan = base.replace(mesh=mesh, layout=group.space.layout(row))
         self.fastest.append(plan)
-        yield plan
+        return plan
 
     def late(self) -> bool:
         """True if the time of the first phase is over."""
@@ -120,7 +113,7 @@ class PlanLayouts:
     def screened(self, group: Candidates, row: Row) -> float:
         """The seconds of a layout, without sharded updates and overlap."""
         if group.timed:
-            with deadline(self.costed.time_left()):
+            with self.costed.evaluation():
                 return group.seconds(row)
         entry = self.costed.look(group.problem.plan.replace(mesh=group.space.mesh, layout=group.space.layout(row)))
         return math.inf if entry is None else entry.seconds
@@ -132,16 +125,16 @@ class PlanLayouts:
         group = None if known is None else self.group(known, plan.mesh)
         if group is None or not group.space.contains(plan.layout):
             return math.inf
-        with deadline(self.costed.time_left()):
+        with self.costed.evaluation():
             return group.seconds(group.space.row(plan.layout)) if group.timed else 0.0
 
-    def near(self, best: Entry) -> Iterator[Plan | None]:
+    def near(self, best: Entry) -> Iterator[Plan]:
         """Layouts that give one dim other axes: those of least time without sharded updates, or of least memory if it
-        lacks. Yields None after each layout.
+        lacks.
         """
         yield from self._best_of(best, [(best.plan, ())])
 
-    def divided(self, best: Entry) -> Iterator[Plan | None]:
+    def divided(self, best: Entry) -> Iterator[Plan]:
         """The same on meshes that divide an axis, for layouts that use one of its parts alone."""
         meshes = self.space.meshes
         plans = [(plan, parts) for plan, parts in divided(best.plan, meshes) if self.space.keeps_request(plan)]
@@ -154,7 +147,7 @@ class PlanLayouts:
                 if group.space.contains(near.layout):
                     yield group.space.row(near.layout)
 
-    def _best_of(self, best: Entry, plans: Sequence[tuple[Plan, Axes]]) -> Iterator[Plan | None]:
+    def _best_of(self, best: Entry, plans: Sequence[tuple[Plan, Axes]]) -> Iterator[Plan]:
         """The best layouts near some plans; where two axes are given, those that give one of them alone to a dim."""
         found: list[tuple[float, Plan]] = []
         for plan, parts in plans:
@@ -165,24 +158,23 @@ class PlanLayouts:
             if not group.space.contains(plan.layout):
                 continue
             exact = group.timed and best.fits
-            for layout, amount in self._near(group, group.space.row(plan.layout), parts, exact):
-                if amount < math.inf:
-                    found.append((amount, plan.replace(layout=layout)))
-                yield None
+            near = self._near(group, group.space.row(plan.layout), parts, exact)
+            found += [(amount, plan.replace(layout=layout)) for layout, amount in near]
         found.sort(key=lambda pair: pair[0])
         yield from (near for _, near in found[:LAYOUT_MOVES])
 
     def _near(self, group: Candidates, row: Row, parts: Axes, exact: bool) -> Iterator[tuple[Layout, float]]:
-        """The layouts near a row with their seconds, or stored bytes unless `exact`; infinite if they cannot help."""
+        """The layouts near a row that may help, with their seconds, or stored bytes unless `exact`."""
         now = group.seconds(row) if exact else math.inf
         times = {now}  # layouts that take equal time have equal programs
         for near in rows_near(group.space, row):
             layout = group.space.layout(near)
             if parts and all((parts[0] in cut) == (parts[1] in cut) for cut in layout.rules.values()):
                 continue
-            with deadline(self.costed.time_left()):
+            with self.costed.evaluation():
                 amount = group.seconds(near) if exact else group.stored(near)
-            yield layout, math.inf if amount >= SLOWER * now or (exact and amount in times) else amount
+            if amount < SLOWER * now and not (exact and amount in times):
+                yield layout, amount
             times.add(amount)
 
     def group(self, knobs: Plan, mesh: Mesh) -> Candidates:

@@ -10,8 +10,7 @@ all devices.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..compile.plan import Plan
 from ..errors import LayoutError
@@ -19,6 +18,7 @@ from ..errors.deadline import OutOfTimeError
 from ..errors.units import show_bytes
 from ..layouts import Layout, Mesh
 from ..overlap.values import MODES
+from .costed import Costed, ImpatientError
 from .knobs import Turn, title
 from .local_search import LocalSearch
 from .plan_layouts import PlanLayouts
@@ -30,9 +30,6 @@ FEW = 300  # plans up to which every one is costed, ...
 LISTED = 20_000  # ... of at most so many combinations, most of them illegal
 FIRST_MESHES, FIRST_AXES = 5, 2  # meshes that are descended first, of at most so many axes
 STARTS = 3  # plans that are improved
-LOOKS = 6  # plans costed without anything better before patience ends, ...
-LONGER = 3  # ... unless that takes so many times as long
-EVERY = 0.5  # seconds between two progress reports
 FIRST_OVERLAP = ("list", "ticks")  # the mode that most often helps, and that of pipelines
 
 
@@ -49,8 +46,8 @@ class PlanSearch:
     ):
         self.variants, self.request, self.turns = variants, variants.request, turns
         self.space = PlanSpace(variants, meshes, turns)
-        self.layouts = PlanLayouts(self.space, hints)
-        self.costed = self.layouts.costed
+        self.costed = Costed(variants, self.tell)
+        self.layouts = PlanLayouts(self.space, hints, self.costed)
         self.local = LocalSearch(self.layouts)
         self.meshes, self.start = list(meshes), start
         self.complete = False  # every plan is costed
@@ -58,99 +55,85 @@ class PlanSearch:
 
     def until_done(self) -> None:
         """Search to the end, the time limit or an interrupt; re-raise an interrupt if no plan is costed yet."""
-        told = 0.0
         try:
-            for _ in self.steps():
-                if self.request.progress is not None and self.costed.elapsed >= told + EVERY:
-                    told = self.costed.elapsed
-                    self.request.progress(self.progress())
-                if self.out_of_time():
-                    self.stopped = self.out_of_time()
-                    break
+            self.steps()
         except KeyboardInterrupt:
             if not self.costed.entries:
                 raise
             self.stopped = "an interrupt"
         except OutOfTimeError:
-            self.stopped = self.out_of_time()
+            self.stopped = f"the time limit of {self.request.time_limit:g} s"
         if not self.stopped and not self.complete:
             self.stopped = "the end of the improvements, as there are too many plans to cost every one"
 
-    def out_of_time(self) -> str:
-        """The reason to stop now; "" if there is time, or if no plan is costed yet."""
-        limit = self.request.time_limit
-        late = limit is not None and self.costed.elapsed > limit and self.costed.entries
-        return f"the time limit of {limit:g} s" if late else ""
+    def tell(self) -> None:
+        """Report the progress."""
+        if self.request.progress is not None:
+            self.request.progress(self.progress())
 
-    def steps(self) -> Iterator[None]:
-        """All phases; yields after each evaluation."""
+    def steps(self) -> None:
+        """All phases."""
         if self.start is not None:
             self.costed.look(self.start)
-            yield
         if self.variants.canonical(self.variants.base) is not None:
             _ = self.space.floor  # the result has it: it takes seconds, which belong to the time limit
-        yield from self.while_patient(self.every())
+        self.while_patient(self.every)
         if not self.complete and not self.stopped:
-            yield from self.local_phases()
-        yield from self.simplified()
+            self.local_phases()
+        self.simplify()
 
-    def local_phases(self) -> Iterator[None]:
-        """Local search from the fastest layouts of a few meshes; yields after each evaluation."""
+    def local_phases(self) -> None:
+        """Local search from the fastest layouts of a few meshes."""
         meshes = self.layouts.ordered(self.meshes)
         first = [mesh for mesh in meshes if len(mesh.axes) <= FIRST_AXES][:FIRST_MESHES] or meshes[:1]
         for mesh in first:
             if self.layouts.late() and self.costed.entries:
                 break
-            yield from self.begun(mesh)
+            self.begin(mesh)
         self.costed.touch()  # patience starts with the knobs
-        yield from self.while_patient(self.improved())
-        yield from self.local.reordered(FIRST_OVERLAP)
+        self.while_patient(self.improve)
+        self.local.reorder(FIRST_OVERLAP)
         if not self.stopped:
-            yield from self.while_patient(self.further([mesh for mesh in meshes if mesh not in first]))
-            yield from self.local.reordered(FIRST_OVERLAP)
+            self.while_patient(lambda: self.improve_further([mesh for mesh in meshes if mesh not in first]))
+            self.local.reorder(FIRST_OVERLAP)
         if not self.stopped:
-            yield from self.while_patient(self.local.reordered(MODES))
+            self.while_patient(lambda: self.local.reorder(MODES))
 
-    def while_patient(self, steps: Iterator[None]) -> Iterator[None]:
-        """These steps, until the patience is over."""
-        patience = self.request.patience
-        for _ in steps:
-            yield
-            if patience is None or self.costed.least() == math.inf:
-                continue
-            least = patience if self.costed.looked >= LOOKS else LONGER * patience
-            if self.costed.waited > least:
-                self.stopped = f"{patience:g} s without anything better"
-                return
+    def while_patient(self, phase: Callable[[], None]) -> None:
+        """A phase, until the patience is over."""
+        self.costed.patient = True
+        try:
+            phase()
+        except ImpatientError:
+            self.stopped = f"{self.request.patience:g} s without anything better"
+        finally:
+            self.costed.patient = False
 
-    def begun(self, mesh: Mesh) -> Iterator[None]:
+    def begin(self, mesh: Mesh) -> None:
         """The fastest layout of a mesh, and knobs with which it fits; if that is the best plan, its other knobs too."""
         before = self.costed.least()
-        for plan in self.layouts.descended(mesh):
-            yield
-            if plan is not None:
-                yield from self.local.fitted(plan)
+        self.local.fitted(self.layouts.descended(mesh))
         if self.costed.least() < before:
-            yield from self.local.turned(self.costed.ranked()[0].plan)
+            self.local.turned(self.costed.ranked()[0])
 
-    def improved(self) -> Iterator[None]:
-        """The start, and the best plan so far, improved."""
+    def improve(self) -> None:
+        """Improve the start, and the best plan so far."""
         best = [entry.plan for entry in self.costed.ranked()[:1]]
         first = [] if self.start is None else [self.start]
         for plan in dict.fromkeys((*first, *(best or self.layouts.fastest))):
-            yield from self.local.raised(plan)
+            self.local.raised(plan)
 
-    def further(self, meshes: Sequence[Mesh]) -> Iterator[None]:
-        """The next best plans improved, and those of more meshes."""
+    def improve_further(self, meshes: Sequence[Mesh]) -> None:
+        """Improve the next best plans, and those of more meshes."""
         for entry in self.costed.ranked()[1:STARTS]:
-            yield from self.local.raised(entry.plan)
+            self.local.raised(entry.plan)
         for mesh in meshes:
             before = self.costed.least()
-            yield from self.begun(mesh)
+            self.begin(mesh)
             if self.costed.least() < before:
-                yield from self.local.raised(self.costed.ranked()[0].plan)
+                self.local.raised(self.costed.ranked()[0].plan)
 
-    def every(self) -> Iterator[None]:
+    def every(self) -> None:
         """Cost every plan, if there are few."""
         if self.space.size > LISTED:
             return
@@ -162,10 +145,9 @@ class PlanSearch:
             return
         for plan in plans:
             self.costed.look(plan)
-            yield
         self.complete = True
 
-    def simplified(self) -> Iterator[None]:
+    def simplify(self) -> None:
         """Undo choices of the best plan, as long as that costs less than a hundredth; see `Costed.ranked`."""
         best, before = next(iter(self.costed.ranked()), None), None
         while best is not None and best is not before and not self.complete:
@@ -176,7 +158,6 @@ class PlanSearch:
             plans += [best.plan.replace(**{turn.knob: getattr(self.variants.base, turn.knob)}) for turn in self.turns]
             for plan in plans:
                 self.costed.look(plan)
-                yield
             best, before = self.costed.ranked()[0], best
 
     def lower_bound(self) -> float:

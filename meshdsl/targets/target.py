@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..cost.fusion import Step
+from ..cost.scores import Scores, no_scores
 from ..ir import Eqn, Var
 from ..lowering.emit import PLAIN, Emission
 from ..lowering.program import Program
 from ..ops.attention.kernels import FusedKernel
-from .fusion import Step
-from .scores import Scores, no_scores
 
 
 def _none(program: Program) -> set[Var]:

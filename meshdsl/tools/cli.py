@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from ..errors import InternalError, LayoutError, MeshdslError, raised
-from ..errors.jax_version import check_jax
+from ..errors.installed import check_jax
 from ..errors.no_effect import reported
 from .commands import (
     analyze,
@@ -143,6 +143,8 @@ def _explained(error: BaseException, workload: str | None) -> MeshdslError:
         return MeshdslError(f"{workload} {problem}\n  at {line}  {line.source()}".rstrip())
     if isinstance(error, OSError):
         return MeshdslError(": ".join(str(part) for part in (error.filename, reason_of(error)) if part))
+    if name == "JaxRuntimeError":
+        return MeshdslError(f"the devices could not run the program: {text}")
     if isinstance(error, MemoryError):
         return MeshdslError(f"not enough memory: {text}")
     if isinstance(error, SystemExit):

@@ -17,7 +17,7 @@ import meshdsl as md
 from meshdsl.train import Progress, configure, corpus, load, mesh_and_layout, stages, train
 
 from ..cost.report.explain import totals_table
-from ..cost.report.tables import chart, table
+from ..errors.tables import chart, table
 
 LAYOUTS = ("data", "model", "data_model")
 WORKLOAD = "transformer:lm"

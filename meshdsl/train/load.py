@@ -7,7 +7,6 @@ the error shows the failing line of that file.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import json
@@ -15,13 +14,12 @@ import pkgutil
 import sys
 import traceback
 import types
-from collections.abc import Iterable
 from pathlib import Path
 
 import meshdsl as md
 from meshdsl import models
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 
 
 def load(text: str) -> md.Workload:
@@ -45,13 +43,16 @@ def load(text: str) -> md.Workload:
     found = _workloads(module)
     if not colon:
         raise UsageError(
-            f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}{_list_names(found)}"
+            f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}; "
+            f"there are: {', '.join(found) or 'none'}"
         )
     if name not in vars(module):
-        raise UsageError(f"{path} has no {name!r}{nearest(name, found)}")
+        raise UsageError(f"{path} has no {name!r}; {nearest(name, found)}")
     if name not in found:
         kind = type(vars(module)[name]).__name__
-        raise UsageError(f"{name!r} in {path} has type {kind}, not md.Workload{_list_names(found)}")
+        raise UsageError(
+            f"{name!r} in {path} has type {kind}, not md.Workload; there are: {', '.join(found) or 'none'}"
+        )
     return found[name]
 
 
@@ -67,7 +68,7 @@ def _bundled(text: str) -> md.Workload:
     if len(named) == 1:
         return next(iter(named.values()))
     known = [key.partition(":")[0] if len({*key.split(":")}) == 1 else key for key in found]
-    raise UsageError(f"no model {text!r}, and no file, which is written file.py:name{nearest(text, known)}")
+    raise UsageError(f"no model {text!r}, and no file, which is written file.py:name; {nearest(text, known)}")
 
 
 def _configured_by(path: Path) -> md.Workload:
@@ -86,7 +87,9 @@ def _configured_by(path: Path) -> md.Workload:
             readers.setdefault(workload.hugging_face.fixed.get("model_type"), workload)
     kind = values.get("model_type") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in readers:
-        raise UsageError(f"{path} has no known model_type: {str(kind)[:60]!r}{_list_names(sorted(map(str, readers)))}")
+        raise UsageError(
+            f"{path} has no known model_type: {str(kind)[:60]!r}; there are: {', '.join(sorted(map(str, readers)))}"
+        )
     values.pop("quantization_config", None)  # of the file's weights, which are not read
     workload, hub = readers[kind], md.HubConfig(values)
     assert workload.hugging_face is not None
@@ -117,7 +120,7 @@ def _check_file(path: Path) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{str(path)[:60]!r} cannot be read: {reason}") from None
-    raise UsageError(f"no file {str(path)!r}{nearest(str(path), files)}")
+    raise UsageError(f"no file {str(path)!r}; {nearest(str(path), files)}")
 
 
 def _run(path: Path) -> types.ModuleType:
@@ -176,17 +179,6 @@ def mesh_and_layout(workload: md.Workload, layout: str | None, mesh: str | None)
             )
         return md.Mesh(mesh if mesh is not None else "all:1"), md.Layout(layout)
     if layout not in workload.layouts:
-        raise UsageError(f"{workload.name} has no layout {layout!r}{nearest(layout, workload.layouts)}")
+        raise UsageError(f"{workload.name} has no layout {layout!r}; {nearest(layout, workload.layouts)}")
     own_mesh, rules = workload.layouts[layout]
     return md.Mesh(own_mesh if mesh is None else mesh), md.Layout(rules)
-
-
-def _list_names(names: Iterable[str]) -> str:
-    names = list(names)
-    return f"\n  available: {', '.join(names)}" if names else "\n  it has none"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?{_list_names(known)}" if close else _list_names(known)

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 import meshdsl as md
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..errors.values import Bounds, Count, as_json, load_toml, read, to_toml
-from .load import load, nearest
+from .load import load
 from .plans import knobs_of, plan_of_file, plan_on, with_knobs
 
 _FromZero = Annotated[int, Bounds(0)]
@@ -162,7 +162,7 @@ def _parsed(
     name = key.removeprefix("config.")
     if name != key and key not in kinds:
         fields = [known.removeprefix("config.") for known in kinds if known.startswith("config.")]
-        raise UsageError(f"the config of {workload.name} has no {name!r}{nearest(name, fields)}")
+        raise UsageError(f"the config of {workload.name} has no {name!r}; {nearest(name, fields)}")
     return key, read(name, text, kinds[_known_key(key, kinds, "a run")], is_text=True)
 
 
@@ -232,7 +232,7 @@ def _known_key(key: str, kinds: Mapping[str, Any], where: str) -> str:
     candidates = [name for name in kinds if name.startswith(f"{table}.")] or list(kinds)
     if len(key) > 200:
         key = f"{key[:197]}..."
-    raise UsageError(f"{where} has no key {key!r}{nearest(key, candidates)}")
+    raise UsageError(f"{where} has no key {key!r}; {nearest(key, candidates)}")
 
 
 def _toml_lines(name: str, values: Mapping[str, Any]) -> list[str]:

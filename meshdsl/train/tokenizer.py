@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 import meshdsl as md
 
+from ..errors.installed import optional
 from .tokens import DTYPES
 
 _AT_ONCE = 1024  # texts that are encoded together
@@ -29,13 +29,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
     Raises `MeshdslError` if the file cannot be read, or if the package `tokenizers` is not installed.
     """
-    try:
-        library = importlib.import_module("tokenizers")
-    except ImportError:
-        raise md.MeshdslError(
-            "a tokenizer file needs the package tokenizers, which is not installed\n"
-            "  pip install 'meshdsl[tokenizers]', or use token ids"
-        ) from None
+    library = optional("tokenizers", "tokenizers", "use token ids")
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:

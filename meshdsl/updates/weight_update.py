@@ -6,6 +6,7 @@ faster on a machine.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 from ..cost.machine import Machine
 from ..errors import LayoutError, nearest
 from ..errors.no_effect import NoEffectError, no_effect
+from ..errors.tables import table
 from ..errors.units import show_bytes
 from ..ir import Because, Graph, Var, walk
 from ..layouts import Layout, Mesh, Sharding
@@ -92,14 +94,11 @@ class UpdateTable:
     def __str__(self) -> str:
         if not self.decisions:
             return "weight update: replicated; every device updates its whole copy"
-        rows = [("weight", "shape", "update cut by", "group", "saved", "time", "")]
-        rows += map(_row, self.decisions)
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        header = ["weight", "shape", "update cut by", "group", "saved", "time", ""]
+        rows = table(header, map(_row, self.decisions), "<" * len(header), indent=0, width=sys.maxsize)
         total = sum(d.bytes_saved for d in self.decisions)
         sharded = sum(d.sharded for d in self.decisions)
-        lines.append(f"{sharded} of {len(self.decisions)} sharded; {show_bytes(total)} less on each device")
-        return "\n".join(lines)
+        return f"{rows}\n{sharded} of {len(self.decisions)} sharded; {show_bytes(total)} less on each device"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -1,11 +1,10 @@
 """Long runs of everything that can happen to a checkpoint: `python -m tests.checkpoint.fuzz [WHAT ...] [--seed N]`.
 
-WHAT is any of `faults` (1,000 flips, 200 of each other damage), `hints` (every bit of `newest` and `lock`), `hostile`
-(2,500 manifests), `links` (200 runs with links to the outside), `disk` (a real file system that is full or read-only,
-where this machine lets us mount one), `namespaces` (20 writers in another one, where this machine lets us make one),
-`crash` (60 kills), `pairs` (50 pairs of layouts and process counts); all of them by default. Every line is JSON,
-and says that all of its cases held; the first that does not ends the program with what happened and how to make it
-again.
+WHAT is any of `faults` (1,000 flips, 200 of each other damage), `hints` (every bit of `newest` and `lock`), `links`
+(200 runs with links to the outside), `disk` (a real file system that is full or read-only, where this machine lets us
+mount one), `namespaces` (20 writers in another one, where this machine lets us make one), `crash` (60 kills), `pairs`
+(50 pairs of layouts and process counts); all of them by default. Every line is JSON, and says that all of its cases
+held; the first that does not ends the program with what happened and how to make it again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import numpy as np
 import meshdsl as md
 from tests.together import ROOT
 
-from . import faults, holders, hostile, links, processes
+from . import faults, holders, links, processes
 
 PROCESSES = [(1, 8, 2, 4, 1, 8), (2, 4, 1, 8, 1, 1), (1, 1, 2, 4, 2, 3), (2, 3, 4, 2, 1, 8), (4, 2, 1, 6, 2, 4)]
 PAIRS_EACH = 5  # of each line above, twice: from the first to the second program, and on to the third
@@ -70,11 +69,6 @@ def run_namespaces(folder: Path, seed: int, scale: float) -> None:
         (folder / str(case)).mkdir()
         holders.held_in_another_namespace(folder / str(case))
     say("namespaces", began, cases=count)
-
-
-def run_hostile(folder: Path, seed: int, scale: float) -> None:
-    began, count = time.perf_counter(), max(1, round(2500 * scale))
-    say("hostile", began, cases=count, **hostile.many(folder / "run", count, seed))
 
 
 def run_disk(folder: Path, seed: int, scale: float) -> None:
@@ -160,7 +154,7 @@ def run_pairs(folder: Path, seed: int, scale: float) -> None:
 
 
 RUNS = {
-    "faults": run_faults, "hints": run_hints, "hostile": run_hostile, "links": run_links, "disk": run_disk,
+    "faults": run_faults, "hints": run_hints, "links": run_links, "disk": run_disk,
     "namespaces": run_namespaces, "crash": run_crash, "pairs": run_pairs,
 }  # fmt: skip
 

@@ -134,16 +134,12 @@ def test_save_errors(tmp_path: Path):
         ({"step": 1, "tree": {"w": np.zeros(3)}}, "w: expected a tensor or a number"),
         ({"step": 1, "tree": {"w": md.spec("io:3")}}, "w is the spec"),
         ({"step": 1, "tree": {"a": {"b": 1}, "a/b": 2}}, "two tensors of the tree have the path 'a/b'"),
-        ({"step": 1, "tree": x(), "config": {"lr": float("nan")}}, "config.lr: nan cannot be written as JSON"),
-        ({"step": 1, "tree": x(), "config": {"f": print}}, "config.f: it has type builtin_function_or_method"),
-        ({"step": 1, "tree": x(), "data": {1: 2}}, "the key 1 is not text"),
+        ({"step": 1, "tree": x(), "config": {"lr": float("nan")}}, "config.lr is nan (float), and config and data"),
+        ({"step": 1, "tree": x(), "config": {"f": print}}, "config.f is <built-in function print>"),
+        ({"step": 1, "tree": x(), "data": {1: 2}}, "data is {1: 2} (dict), and config and data"),
         ({"step": 1, "tree": x(), "key": 7}, "must be a random key, as from md.random.key"),
         ({"step": 1, "tree": {1: 1.0, "1": 2.0}}, "this is not a tree of tensors: "),
         ({"step": 1, "tree": {"k": jax.random.key(0)}}, "k: got a JAX random key"),
-        (
-            {"step": 1, "tree": x(), "config": "y" * 40_000},
-            "config and data take 40041 bytes as JSON; the limit for 560 bytes",
-        ),
     ]
     for asked, complaint in cases:
         with pytest.raises(md.ShapeError) as caught:

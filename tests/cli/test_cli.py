@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -148,7 +147,7 @@ def test_cli_help_does_not_import_jax(helped: list[dict[str, Any]], k: int):
 
 def test_cli_train_loss_is_equal_under_two_layouts():
     runs = {
-        layout: apart("train", "workloads.py:bigram", *SMALL, "--json", "--layout", layout)
+        layout: here("train", "workloads.py:bigram", *SMALL, "--json", "--layout", layout)
         for layout in ("data", "grid")
     }
     losses = {}
@@ -186,7 +185,7 @@ def check_schema(records: list[dict[str, Any]]) -> None:
 
 
 def test_cli_train_exits_5_on_non_finite_loss():
-    run = apart("train", "workloads.py:bigram", *SMALL, "--set", "learning_rate=1e30", "--json")
+    run = here("train", "workloads.py:bigram", *SMALL, "--set", "learning_rate=1e30", "--json")
     assert run.code == 5
     assert "NonFiniteLoss: the loss of step 2 is nan\n  it was 5.54" in run.err  # after where it is, if slow
     assert "try a lower learning rate" in run.err
@@ -194,8 +193,7 @@ def test_cli_train_exits_5_on_non_finite_loss():
 
 
 def test_cli_train_prints_plain_lines_without_a_terminal():
-    one = "--mesh", "", "--layout", ""
-    run = apart("train", "workloads.py:bigram", *SMALL, *one, env={**os.environ, "FORCE_COLOR": "1"})
+    run = here("train", "workloads.py:bigram", *SMALL, "--mesh", "", "--layout", "")
     assert run.code == 0, run.err
     assert all(line.startswith("train ") for line in run.err.splitlines()), run.err  # where it is, on a slow machine
     assert run.out.startswith("bigram: 8,192 parameters on one device, replicated\ndata: ")

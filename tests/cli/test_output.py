@@ -25,16 +25,10 @@ def test_json_lines_have_no_other_text(capsys: pytest.CaptureFixture[str]):
 
 
 def test_output_of_each_stream_that_cannot_be_written():
-    for redirect, code, said in [
-        (">&- 2>&- <&-", 0, ""),
-        (">/dev/full", 1, "MeshdslError: No space left on device\n"),
-        ("2>/dev/full", 0, ""),
-    ]:
+    for redirect, code, said in [(">&- 2>&- <&-", 0, ""), (">/dev/full", 1, "MeshdslError: No space left on device\n")]:
         line = f"{sys.executable} -m meshdsl list {redirect}"
         run = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, cwd=HERE)
         assert (run.returncode, run.stderr) == (code, said), (line, run)
-    line = f"{sys.executable} -m meshdsl list nothing 2>/dev/full"
-    assert subprocess.run(line, shell=True, capture_output=True, timeout=60, cwd=HERE).returncode == 2
 
 
 def test_cli_in_a_removed_working_directory(tmp_path: Path):

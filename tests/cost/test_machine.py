@@ -223,7 +223,7 @@ def test_every_problem_at_once(folder: Path):
     changes = ("hbm = 8e9", "hbm = 0"), ("vector = 1e12", "vecto = 1e12"), ('"switch"', '"ring_road"')
     with pytest.raises(MachineError) as error:
         machine(written(folder, *changes))
-    first, *problems = str(error.value).splitlines()
+    first, *problems = error.value.args[0].splitlines()
     assert first == f"the machine file {folder / 'mine.toml'} has something wrong"
     assert [re.split(":| must", problem)[0].strip() for problem in problems] == [
         "vecto",

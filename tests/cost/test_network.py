@@ -241,7 +241,7 @@ def test_an_assignment_decides():
 def test_everything_wrong_with_an_assignment_at_once():
     with pytest.raises(LayoutError) as error:
         place(NODES, md.Mesh("data:2 model:8 expert:2"), {"dat": "node", "data": "nod:2", "model": "gpu:3 node:2"})
-    assert str(error.value).splitlines()[1:] == [
+    assert error.value.args[0].splitlines()[1:] == [
         "  the mesh has no axis 'dat' of more than one device; did you mean 'data'? there are: data, model, expert",
         "  mesh axes without a place: expert; assign each to hardware axes",
         "  mesh axis 'data': the machine has no hardware axis 'nod'; did you mean 'node'? there are: gpu, node",

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.fusion import Kernel
 from meshdsl.cost.kernel_form import form_of
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.profile import Form, KernelProfile, Point, load_profile
 from meshdsl.lowering.program import Program
-from meshdsl.targets.fusion import Kernel
 from meshdsl.tools.cli import main
 from meshdsl.tools.compilers.profiler import BenchPlan, measure
 

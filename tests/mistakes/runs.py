@@ -64,7 +64,7 @@ ROWS = [
     (lambda: md.Checkpoints(OUT).save(1, np.ones(2)), "value: expected a tensor or a number, got an array of shape"),
     (lambda: md.Checkpoints(OUT).save(1, {"w": np.ones(2)}), "w: expected a tensor or a number, got an array of"),
     (lambda: md.Checkpoints(OUT).save(1, {"w": md.spec("io:2")}), "w is the spec float32[io=2], which has no values"),
-    (lambda: md.Checkpoints(OUT).save(1, W, config=object()), "the config of a checkpoint is stored as JSON; config:"),
+    (lambda: md.Checkpoints(OUT).save(1, W, config=object()), "config is <object object at 0x"),
     (lambda: md.Checkpoints(OUT).save(1, W, key=0), "key= must be a random key, as from md.random.key(seed), got int"),
     (lambda: saved().save(1, W), "step-00000001 was not saved: step-00000001 already exists in "),
     (lambda: saved().restore(7), "step-00000007: the directory is missing"),

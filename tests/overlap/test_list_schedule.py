@@ -10,6 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.control.host import FETCH, OFFLOAD
+from meshdsl.cost.fusion import Kernel, Send, Wait
 from meshdsl.cost.lanes import COMPUTE, LaneSchedule
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import place
@@ -19,7 +20,6 @@ from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
 from meshdsl.overlap.list_schedule import faster_schedule, list_schedule, timed_schedule
 from meshdsl.overlap.tasks import Task, Tasks, ordered, tasks_of
-from meshdsl.targets.fusion import Kernel, Send, Wait
 from tests.lowering.programs import draw
 
 MACHINE = dataclasses.replace(md.machine("a100-p4de:compiled"), overlap_slowdown=1.0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import meshdsl as md
-from meshdsl.cost.report.compare import Comparison, compare
-from meshdsl.cost.report.differences import changes, sendings
+from meshdsl.cost.report.compare import Comparison, changes, compare, sendings
 from meshdsl.cost.report.report import Report
-from meshdsl.cost.report.tables import WIDTH
+from meshdsl.errors.tables import WIDTH
 
 X, W = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096")
 

@@ -8,9 +8,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.report import explain
-from meshdsl.cost.report.layout_edits import LayoutEdit, dims, edits_text, layout_edits, options
+from meshdsl.cost.report.explain import LayoutEdit, dims, edits_text, layout_edits, options
 from meshdsl.cost.report.report import Report
-from meshdsl.cost.report.tables import WIDTH
+from meshdsl.errors.tables import WIDTH
 
 X, W1, W2 = md.spec("batch:512 io:512"), md.spec("io:512 hidden:1024"), md.spec("hidden:1024 out:512")
 

@@ -18,7 +18,7 @@ from meshdsl.cost.report.evaluate import cost
 from meshdsl.cost.report.report import PARTS, Report
 from meshdsl.cost.report.schema import SCHEMA_VERSION
 from meshdsl.cost.report.show import analysis
-from meshdsl.cost.report.tables import WIDTH
+from meshdsl.errors.tables import WIDTH
 from meshdsl.tools.compilers.aot import tpu_program
 from meshdsl.train import load, mesh_and_layout, stages
 

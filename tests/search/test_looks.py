@@ -2,7 +2,7 @@
 
 import meshdsl as md
 from meshdsl.cost.report.html import Cell, sortable
-from meshdsl.cost.report.tables import table
+from meshdsl.errors.tables import table
 from meshdsl.search.space import space
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.cost.report.schema import SCHEMA_VERSION
-from meshdsl.search import plans
+from meshdsl.search import costed, plans
 from meshdsl.search.space import meshes
 
 
@@ -237,21 +237,17 @@ def test_search_stopped_early_says_how_much_better_another_layout_can_be():
 
 
 def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch):
-    steps = plans.PlanSearch.steps
+    monkeypatch.setattr(costed, "EVERY", 0.0)
 
-    def interrupted(self: Any) -> Any:
-        for done, _ in enumerate(steps(self)):
-            if done == 8:
-                raise KeyboardInterrupt
-            yield
+    def interrupt(progress: Any) -> None:
+        if progress.counts.costed == 8:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans.PlanSearch, "steps", interrupted)
-    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2")
+    found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", progress=interrupt)
     assert found.stopped == "an interrupt" and found.counts.costed and found.gap > 0
 
-    def at_once(self: Any) -> Any:
+    def at_once(self: Any) -> None:
         raise KeyboardInterrupt
-        yield
 
     monkeypatch.setattr(plans.PlanSearch, "steps", at_once)
     with pytest.raises(KeyboardInterrupt):
@@ -259,7 +255,7 @@ def test_search_interrupted_returns_the_best_so_far(monkeypatch: pytest.MonkeyPa
 
 
 def test_search_reports_progress(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plans, "EVERY", 0.0)
+    monkeypatch.setattr(costed, "EVERY", 0.0)
     seen: list[Any] = []
     found = md.search(two_layers, *TWO_LAYERS, mesh="rows:2 cols:2", progress=seen.append)
     assert len(seen) > 10 and seen[-1].best.seconds == found.best.seconds

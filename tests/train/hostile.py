@@ -128,6 +128,7 @@ def hostile(count: int, seed: int, until: float = float("inf"), dry_runs: int = 
     """So many mutations; the first `dry_runs` trace and cost the step as well. Raises on any misbehaviour."""
     from meshdsl.train import resolve
 
+    run(["list", "nothing"])  # imports all models, which may write their bytecode
     draw, watch, honest = random.Random(seed), Watch(), str(resolve(WORKLOAD))
     codes: dict[int, int] = {}
     slowest, largest = 0.0, 0.0

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from meshdsl.cost.report.tables import chart
+from meshdsl.errors.tables import chart
 from meshdsl.train import Progress
 
 

@@ -309,9 +309,7 @@ CHANGES = [  # from, to, kept, dropped, made
     ("average", "adam", ["m of v and w", "step", "v of v and w"], ["average of v and w"], []),
     ("adam", "frozen", ["m of v", "step", "v of v"], ["m of w", "v of w"], []),
     ("frozen", "adam", ["m of v", "step", "v of v"], [], ["m of w", "v of w"]),
-    ("sgd", "adam", ["step"], [], ["m of v and w", "v of v and w"]),
     ("momentum", "lamb", ["m of v and w", "step"], [], ["v of v and w"]),
-    ("adam", "average", ["m of v and w", "step", "v of v and w"], [], ["average of v and w"]),
     ("adam", "accumulation", ["m of v and w", "step", "v of v and w"], [], ["part", "total of v and w"]),
 ]
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ...errors.tables import cut, line_of
 from ...errors.units import number, percent, seconds, show_bytes
-from ...targets.fusion import Kernel
+from ..fusion import Kernel
 from ..lanes import COMPUTE
 from ..memory import CATEGORIES, Moment
 from .report import PARTS, Report
 from .show import PART_TITLES
 from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text
-from .tables import cut, line_of
 
 WIDTH = 920
 SMALL = 2e-3  # fraction of a step: shorter kernels are not drawn

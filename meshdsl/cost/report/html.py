@@ -14,12 +14,12 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...errors.tables import line_of
 from ...errors.units import number, percent, seconds, show_bytes
 from .charts import collective_bars, lanes, memory_over_time, roofline_scatter, time_bars
 from .compare import compare
 from .report import Report
 from .svg import element
-from .tables import line_of
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;

@@ -15,8 +15,8 @@ from ...errors.units import seconds as show_seconds
 from ...errors.units import show_bytes
 from ...layouts import Layout, Mesh
 from ...lowering import Program
-from ...targets.fusion import Kernel, Step
 from ..comm_groups import CommGroup, dims_of
+from ..fusion import Kernel, Step
 from ..ledger import Ledger, Line
 from ..machine import Machine
 from ..memory import Memory

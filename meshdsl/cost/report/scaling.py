@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors.tables import table
 from ...errors.units import number, percent, seconds, show_bytes
 from .html import Cell, document, sortable
 from .report import Report
 from .svg import axis, decades, element, legend, logarithmic, picture, text
-from .tables import table
 
 WIDTH, HEIGHT = 920, 400
 CLASSES = {"strong": "kernel-matmul", "weak": "kernel-vector"}

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import Where
+from ...errors.tables import WIDTH, bar, cut, line_of, table, wrapped
 from ...errors.units import number, percent, seconds, show_bytes
 from ...pipelines import Schedule
 from ..comm_groups import CommGroup
 from ..ledger import Line
 from ..timeline import Cost
 from .report import Report
-from .tables import WIDTH, bar, cut, line_of, table, wrapped
 
 PART_TITLES = {
     "products": "matrix products, convolutions",

@@ -34,6 +34,12 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", cls: str = ""
     return element("text", html.escape(words), x=float(x), y=float(y), text_anchor=anchor, cls=cls)
 
 
+def spans(x: float, y: float, parts: Iterable[tuple[str, str]], *, anchor: str = "", cls: str = "") -> str:
+    """A label whose parts (words, class) differ in class."""
+    content = (element("tspan", html.escape(words), cls=each) for words, each in parts)
+    return element("text", *content, x=float(x), y=float(y), text_anchor=anchor, cls=cls)
+
+
 def picture(width: float, height: float, title: str, *content: str) -> str:
     """A complete drawing that scales to the width of its container."""
     return element("svg", *content, viewBox=f"0 0 {width:.0f} {height:.0f}", role="img", aria_label=title)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...lowering.program import Program
-from ...targets.fusion import LoopStep
+from ..fusion import LoopStep
 from ..lanes import COMPUTE, Event
 from ..timeline import Timeline
 

@@ -37,7 +37,6 @@ class Demand:
         self._inner: dict[object, Demand] = {} if inner is None else inner  # of all bodies, shared by their demands
         self._cuts: dict[object, ReductionCut] = {}
         self._bodies: dict[Eqn, Demand] = {}
-        self._deferred: dict[Eqn, frozenset[int]] = {}  # results of loops
 
     def should_defer(self, v: Var, pending: Mapping[Var, Sequence[str]], setting: CutSetting) -> bool:
         """True if v should stay a pending sum for the linear operations that read it.
@@ -57,11 +56,6 @@ class Demand:
 
     def deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
         """Indices of the scan's results that the loop should return as pending sums, as their readers allow."""
-        if loop not in self._deferred:
-            self._deferred[loop] = self._deferred_results(loop, scan, setting)
-        return self._deferred[loop]
-
-    def _deferred_results(self, loop: Eqn, scan: Scan, setting: CutSetting) -> frozenset[int]:
         inside = self._of_body(loop, scan)
         deferred: set[int] = set()
         for i, out in enumerate(loop.outs):

@@ -19,15 +19,16 @@ MOST_SHOWN = 10  # of the problems of one layout
 
 def all_in_one(problems: Mapping[str, Where | None], mesh: Mesh, layout: Layout) -> MeshdslError:
     """One error with the first ten problems, each with its source line in the model, and the number of all."""
-    shown = islice(problems.items(), MOST_SHOWN)
-    errors = [LayoutError(text) if where is None else at(LayoutError(text), where) for text, where in shown]
+    lines = [where for where in problems.values() if where is not None]
     if len(problems) == 1:
-        return errors[0]
-    title = f"{len(problems)} problems with the layout '{_cut(layout)}' on the mesh '{_cut(mesh)}'"
-    more = [f"and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
-    error = LayoutError("\n\n".join([title, *(str(e) for e in errors), *more]))
-    error.where = next((e.where for e in errors if e.where is not None), None)
-    return error
+        error = LayoutError(next(iter(problems)))
+    else:
+        shown = islice(problems.items(), MOST_SHOWN)
+        texts = [text if where is None else str(at(LayoutError(text), where)) for text, where in shown]
+        title = f"{len(problems)} problems with the layout '{_cut(layout)}' on the mesh '{_cut(mesh)}'"
+        more = [f"and {len(problems) - MOST_SHOWN} more"] if len(problems) > MOST_SHOWN else []
+        error = LayoutError("\n\n".join([title, *texts, *more]))
+    return at(error, lines[0]) if lines else error
 
 
 def _cut(value: Layout | Mesh) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from ...cost.fusion import Kernel, Step, holders, steps
+from ...cost.scores import is_matmul, kind
 from ...ir import Eqn, Fuses, Var, readers_of
 from ...lowering.asynchrony import FENCE, Start
 from ...lowering.program import Program
-from ..fusion import Kernel, Step, holders, steps
-from ..scores import is_matmul, kind
 from .softmaxes import softmaxes
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...cost.fusion import Kernel, Send, Step
+from ...cost.scores import kind
 from ...ir import Eqn, Fuses, Graph, Scan, Var, While
-from ..fusion import Kernel, Send, Step
-from ..scores import kind
 
 
 def body_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> list[Step]:

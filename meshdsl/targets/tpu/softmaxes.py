@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...control import BARRIER
+from ...cost.scores import Scores, batches, elements, is_matmul, kind, names
 from ...ir import Eqn, Fuses, Op, Reduce, Var
 from ...lowering import Program
-from ..scores import Scores, batches, elements, is_matmul, kind, names
 from .emission import LONG
 
 LARGEST = 8192  # elements of a softmax for which it has a kernel (8,192 yes, 12,288 no)

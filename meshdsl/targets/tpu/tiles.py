@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ...cost.scores import names
 from ...ir import Eqn, Op, Product, Var, walk
 from ...lowering import Program
-from ..scores import names
 
 LANES, ROWS = 128, 8
 Roles = dict[frozenset[str], tuple[frozenset[str], frozenset[str]]]  # dims of an array -> its batch and channel dims

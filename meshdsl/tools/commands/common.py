@@ -80,7 +80,7 @@ def typed(kind: Any) -> Callable[[str], Any]:
         try:
             return read("", text, kind, is_text=True)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise argparse.ArgumentTypeError(error.args[0]) from None
 
     return parse
 
@@ -120,11 +120,11 @@ def reason_of(error: Exception) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as `report.files.write_text` does.
+    """Write a file as `errors.files.write_text` does.
 
     Raises `UsageError` if it cannot, and `MeshdslError` if the disk is full or broken.
     """
-    from ...cost.report.files import write_text
+    from ...errors.files import write_text
 
     try:
         write_text(path, text)

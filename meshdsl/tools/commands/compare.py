@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import LayoutError, UsageError
 from .common import ILLEGAL_LAYOUT, command, print_json, workload_of, workload_options, write
-from .costing import cost_options, exit_code, pictures_of, report_of, step_of, step_title
+from .costing import cost_options, exit_code, pictures_of, report_of, step_of
 from .plans import check_forward, knob_options, plan_of
 
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         compiled, arguments = traced[others]
         try:
             under = compiled.under(plan.mesh, plan.layout)
-            reports[name] = report_of(options, under, arguments, step_title(options, workload), workload)
+            reports[name] = report_of(options, workload, under, arguments)
         except LayoutError as error:
             illegal[name] = str(error)
     comparison = compare(reports, illegal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import re
 import sys
@@ -19,8 +20,8 @@ DEFAULT_MACHINE = "tpu-v5e"
 _UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def machine_options(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
-    """Add the options for the machine and its memory; returns their group."""
+def machine_options(parser: argparse.ArgumentParser, *, place: bool = True) -> None:
+    """Add the options for the machine, its memory, the placement of mesh axes unless a search places them, the step."""
     group = section(parser, "machine and memory")
     group.add_argument(
         "--machine",
@@ -35,20 +36,21 @@ def machine_options(parser: argparse.ArgumentParser) -> argparse._ActionsContain
     group.add_argument(
         "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
     )
-    return group
-
-
-def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
-    """Add the options for the machine, its memory, the placement of mesh axes, and the step."""
-    machine_options(parser).add_argument(
-        "--place",
-        action="append",
-        default=[],
-        metavar="AXIS=WHERE",
-        help="hardware axes for a mesh axis, such as cols=x or rows=node:2,gpu:4; repeat for every mesh axis (default: "
-        "the last mesh axis innermost)",
-    )
+    if place:
+        group.add_argument(
+            "--place",
+            action="append",
+            default=[],
+            metavar="AXIS=WHERE",
+            help="hardware axes for a mesh axis, such as cols=x or rows=node:2,gpu:4; repeat for every mesh axis "
+            "(default: the last mesh axis innermost)",
+        )
     step_options(parser)
+
+
+def cost_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a report: those of the machine, for rates and money, and for an HTML page."""
+    machine_options(parser)
     parser.add_argument(
         "--tokens", type=amount, metavar="N", help="also show the time to N tokens or samples, such as 300e9 or 300G"
     )
@@ -58,8 +60,7 @@ def cost_options(parser: argparse.ArgumentParser, *, html: bool = True) -> None:
         metavar="MONEY",
         help="price of one device for an hour, for the money to --tokens",
     )
-    if html:
-        html_option(parser)
+    html_option(parser)
 
 
 def html_option(parser: argparse.ArgumentParser) -> None:
@@ -162,10 +163,8 @@ def assignment_of(options: argparse.Namespace) -> dict[str, list[str]] | None:
     return assignment or None
 
 
-def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title: str, workload: Any = None) -> Any:
-    """The cost report of a compiled step under the options; of a workload, with its rates."""
-    import dataclasses
-
+def report_of(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any, rates: bool = True) -> Any:
+    """The cost report of a compiled step of a workload under the options, with its rates, and time and money."""
     from ...cost.machine import MachineError
 
     try:
@@ -174,12 +173,15 @@ def report_of(options: argparse.Namespace, compiled: Any, arguments: Any, title:
         )
     except MachineError as error:  # the machine's file has no peak for a dtype
         raise UsageError(str(error)) from None
-    report = dataclasses.replace(report, title=title)
-    return (
-        report
-        if workload is None
-        else with_rates(options, report, work(workload, compiled, arguments, options.forward))
-    )
+    report = dataclasses.replace(report, title=step_title(options, workload))
+    if not rates:
+        return report
+    if options.price and not options.tokens:
+        raise UsageError("--price has no effect without --tokens, the amount to pay for")
+    report = dataclasses.replace(report, work=work(workload, compiled, arguments, options.forward))
+    if options.tokens is None or report.rates is None:
+        return report
+    return dataclasses.replace(report, budget=report.rates.budget(options.tokens, options.price))
 
 
 def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) -> Any:
@@ -195,22 +197,10 @@ def work(workload: Any, compiled: Any, arguments: Any, forward: bool = False) ->
     return work_of(compiled.graph(*arguments), workload.inputs(workload.config))
 
 
-def with_rates(options: argparse.Namespace, report: Any, work: Any) -> Any:
-    """The report with rates and, for --tokens, the time and money."""
-    import dataclasses
-
-    if options.price and not options.tokens:
-        raise UsageError("--price has no effect without --tokens, the amount to pay for")
-    report = dataclasses.replace(report, work=work)
-    if options.tokens is None or report.rates is None:
-        return report
-    return dataclasses.replace(report, budget=report.rates.budget(options.tokens, options.price))
-
-
 def report_for(options: argparse.Namespace, workload: Any, plan: Any) -> tuple[Any, Any]:
     """The compiled step of a workload under a plan, and its cost report."""
     compiled, arguments = step_of(options, workload, plan)
-    return compiled, report_of(options, compiled, arguments, step_title(options, workload), workload)
+    return compiled, report_of(options, workload, compiled, arguments)
 
 
 def step_title(options: argparse.Namespace, workload: Any) -> str:

@@ -135,7 +135,7 @@ def profile(options: argparse.Namespace) -> int:
     """
     import jax
 
-    from ...cost.report.files import write_text
+    from ...errors.files import write_text
     from ..compilers.profiler import QUICK, BenchPlan, measure
 
     options.workload, target = options.profile, options.out

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import UsageError
 from .common import OK, answer, command, integer, print_json, workload_options
-from .costing import cost_options, exit_code, needs_machine, report_of, step_of, step_title
+from .costing import exit_code, machine_options, needs_machine, report_of, step_of
 from .plans import knob_options, workload_and_plan
 
 
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         commands, "explain", run, "print a step as a program; explain why a collective exists, and what would remove it"
     )
     workload_options(parser)
-    cost_options(parser, html=False)
+    machine_options(parser)
     knob_options(parser)
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--program", action="store_true", help="print only the program")
@@ -107,16 +107,14 @@ def _check(options: argparse.Namespace, plan: Any) -> None:
 def _explain(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any) -> int:
     """Explain one collective, one dim or all dims, with the cost of every layout that differs in one dim."""
     from ...cost.report import explain
-    from ...cost.report.layout_edits import edits_text, layout_edits
     from ...train import Progress
 
-    title = step_title(options, workload)
-    report = report_of(options, compiled, arguments, title)
+    report = report_of(options, workload, compiled, arguments, rates=False)
     numbers = explain.find(report, options.collective) if options.collective else []
     changed_dims = [explain.check_dim(report, options.dim)] if options.dim else explain.dims_behind(report, numbers)
 
     def recost(layout: Any) -> Any:
-        return report_of(options, compiled.under(compiled.mesh, layout), arguments, title)
+        return report_of(options, workload, compiled.under(compiled.mesh, layout), arguments, rates=False)
 
     with Progress(0, "layouts") as bar:
 
@@ -124,7 +122,7 @@ def _explain(options: argparse.Namespace, workload: Any, compiled: Any, argument
             bar.total = of
             bar.update(done)
 
-        edits = layout_edits(report, recost, changed_dims or None, progress)
+        edits = explain.layout_edits(report, recost, changed_dims or None, progress)
     if options.json:
         print_json({"command": "explain", **explain.to_dict(report, numbers, edits)})
         return exit_code(report)
@@ -133,6 +131,6 @@ def _explain(options: argparse.Namespace, workload: Any, compiled: Any, argument
     elif numbers:
         texts = [explain.collective_text(report, number, edits) for number in numbers]
     else:
-        texts = [edits_text(edits, top=40)]
+        texts = [explain.edits_text(edits, top=40)]
     print("\n\n".join([explain.binding_text(report), *texts]))
     return exit_code(report)

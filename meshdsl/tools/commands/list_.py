@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _layouts(options: argparse.Namespace) -> int:
     """Print each layout with its mesh and the number of devices."""
-    from ...cost.report.tables import table
+    from ...errors.tables import table
     from ...layouts import Mesh
     from ...train import load
 
@@ -44,11 +44,10 @@ def _layouts(options: argparse.Namespace) -> int:
 def _machines(options: argparse.Namespace) -> int:
     """Print a table of the machines: those of the package, and the user's own."""
     from ...cost.machine import PACKAGED, machine, machines
-    from ...cost.report.tables import table
+    from ...errors.tables import table
     from ...errors.units import show_bytes
 
-    known = [machine(name) for name in machines()]
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "name": each.name,
             "title": each.title,
@@ -60,20 +59,11 @@ def _machines(options: argparse.Namespace) -> int:
             "origin": "package" if Path(each.file).parent == PACKAGED else each.file,
             "sources": dict(each.sources),
         }
-        for each in known
+        for each in map(machine, machines())
     ]
-    rows = [
-        [
-            each.name,
-            each.device,
-            show_bytes(each.hbm),
-            f"{show_bytes(each.hbm_bandwidth)}/s",
-            _peak(each.peak),
-            str(each.network),
-            record["origin"],
-        ]
-        for each, record in zip(known, records, strict=True)
-    ]
+    shown = {"memory": show_bytes, "memory_bandwidth": lambda n: f"{show_bytes(n)}/s", "peak": _peak}
+    columns = ["name", "device", "memory", "memory_bandwidth", "peak", "network", "origin"]
+    rows = [[shown.get(name, str)(each[name]) for name in columns] for each in records]
     header = ["name", "device", "memory", "bandwidth", "peak", "network", "origin"]
     text = table(header, rows, "<<>><<<", indent=0, width=140)
     text += "\n\n--json prints the peak of every dtype, and the source of each figure"

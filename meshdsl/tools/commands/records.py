@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...cost.report.schema import SCHEMA_VERSION
+from ...errors.units import show_bytes
 from .common import print_json, printable
 
 
@@ -14,7 +15,7 @@ def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], o
     """The writers of metrics, for process 0, and of a profile, for every process."""
     import jax
 
-    from ...train.metrics import Lines, Profile, TensorBoard, Wandb
+    from .metrics import Lines, Profile, TensorBoard, Wandb
 
     writers: list[Any] = []
     if options.metrics is not None and is_first:
@@ -106,7 +107,7 @@ _LINES = {"step": _step_line, "eval": _eval_line, "start": _start_line, "resume"
 def _use(record: Mapping[str, Any]) -> str:
     """Utilisation and memory, where they are known."""
     mfu = f"  MFU {record['mfu']:.1%}" if "mfu" in record else ""
-    return mfu + (f"  {record['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in record else "")
+    return mfu + (f"  {show_bytes(record['peak_bytes'])}" if "peak_bytes" in record else "")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -126,10 +127,10 @@ def _clock(seconds: float) -> str:
 
 def _data(data: Mapping[str, Any]) -> str:
     if data["kind"] == "text":
-        size, held_out = data["bytes"] / 1e6, sum(kind["bytes"] for kind in data["held_out"].values()) / 1e6
+        size, held_out = data["bytes"], sum(kind["bytes"] for kind in data["held_out"].values())
         return (
-            f"{size:.2f} MB of the Python standard library's own text, {held_out:.2f} MB of it held out for eval "
-            f"(sha256 {data['sha256'][:16]})"
+            f"{show_bytes(size)} of the Python standard library's own text, {show_bytes(held_out)} of it held out for "
+            f"eval (sha256 {data['sha256'][:16]})"
         )
     kinds: dict[str, str] = {"noise": "random numbers, because the inputs are not text", "given": "from the workload"}
     return kinds.get(data["kind"], str(data["kind"]))

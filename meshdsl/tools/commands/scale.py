@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
                 try:
                     each = workload if kind == "strong" else _with_batch(workload, n, plan.mesh.size)
                     compiled, arguments = step_of(options, each, plan.replace(mesh=mesh))
-                    reports[kind][n] = report_of(options, compiled, arguments, step_title(options, each), each)
+                    reports[kind][n] = report_of(options, each, compiled, arguments)
                 except LayoutError as error:
                     refused[f"{n} devices, {kind}"] = str(error)
                 bar.update(2 * i + j + 1)

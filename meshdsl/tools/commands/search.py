@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import gc
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import meshdsl as md
@@ -15,7 +12,7 @@ import meshdsl as md
 from ...errors import LayoutError, UsageError
 from ...errors.values import FromZero
 from .common import OK, command, config_options, out_file, positive, print_json, typed, workload_of, write
-from .costing import html_option, machine_of, machine_options, step_of, step_options, step_title
+from .costing import html_option, machine_of, machine_options, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
 
@@ -36,8 +33,7 @@ def add(commands: Any) -> None:
         "--layout", default="", metavar="RULES", help="rules that every candidate must contain, such as 'batch:rows'"
     )
     config_options(parser)
-    machine_options(parser)
-    step_options(parser)
+    machine_options(parser, place=False)
     html_option(parser)
     update_options(parser)
     overlap_option(parser)
@@ -68,14 +64,9 @@ def add(commands: Any) -> None:
 
 
 def _show_progress(progress: Any) -> None:
-    """Overwrite one line on stderr with the progress, if stderr is a terminal."""
+    """Overwrite one line on stderr, if it is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
-
-
-def _end_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
@@ -100,41 +91,29 @@ def _knobs(options: argparse.Namespace, plan: Any) -> dict[str, Any]:
     return dict.fromkeys(names) | {name: [getattr(plan, name)] for name, value in values.items() if value}
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Without garbage collection in this process, which the command owns: a search keeps almost all that it creates."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def run(options: argparse.Namespace) -> int:
     """Search and print the best layouts."""
     workload = workload_of(options)
-    fixed = md.Layout(options.layout)
     check_forward(options)
     plan = overridden(md.Plan("all:1"), options)
     if plan.weight_update.group is not None:
         raise UsageError("--update-group has no effect in a search, whose meshes have other axes; leave it out")
     compiled, arguments = step_of(options, workload, plan)
     knobs = _knobs(options, plan)
-    with _without_collections():
-        result = md.search(
-            *((workload,) if knobs else (compiled, *arguments)),
-            knobs=knobs,
-            mesh=options.mesh,
-            devices=options.devices,
-            machine=machine_of(options),
-            limit=options.memory,
-            layout=fixed,
-            dims=options.dims,
-            time_limit=options.time_limit or None,
-            patience=options.patience or None,
-            progress=_show_progress,
-        )
-    _end_progress()
+    result = md.search(
+        *((workload,) if knobs else (compiled, *arguments)),
+        knobs=knobs,
+        mesh=options.mesh,
+        devices=options.devices,
+        machine=machine_of(options),
+        limit=options.memory,
+        layout=md.Layout(options.layout),
+        dims=options.dims,
+        time_limit=options.time_limit or None,
+        patience=options.patience or None,
+        progress=_show_progress,
+    )
+    _show_progress("")
     result = dataclasses.replace(result, title=step_title(options, workload))
     if options.html:
         from ...cost.report.html import page

@@ -21,7 +21,7 @@ from typing import Any
 
 import meshdsl as md
 
-from ...errors import MeshdslError, UsageError, raised
+from ...errors import MeshdslError, UsageError
 from . import devices
 from .common import (
     ILLEGAL_LAYOUT,
@@ -117,33 +117,14 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
         raise UsageError("train.max_skips has no effect with --non-finite stop; use --non-finite skip")
 
 
-@contextlib.contextmanager
-def _workload_errors(settings: Any) -> Iterator[None]:
-    """Turns exceptions of the workload's own functions into `MeshdslError`s that show the failing line."""
-    try:
-        yield
-    except MeshdslError:
-        raise
-    except Exception as error:  # a workload's file may raise anything
-        line = raised(error)
-        if line is None:  # no line of the workload is involved, so it is a bug in meshdsl
-            raise
-        location = f"\n  at {line}  {line.source()}"
-        problem = str(error).splitlines()[0] if str(error) else "no message"
-        raise MeshdslError(
-            f"{settings.workload.name} fails with this configuration: {type(error).__name__}: {problem}{location}"
-        ) from error
-
-
 def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
     from ...train import stages
     from .costing import machine_named
 
     machine = machine_named(settings.train.machine)
-    with _workload_errors(settings):
-        compiled, types = stages(settings.workload, plan, guard=True)
-        cost = compiled.cost(*types, machine=machine)
+    compiled, types = stages(settings.workload, plan, guard=True)
+    cost = compiled.cost(*types, machine=machine)
     if options.json:
         update = compiled.weight_update.to_dict()
         print_json({"command": "train", "event": "dry-run", "cost": cost.to_dict(), "weight_update": update})
@@ -190,26 +171,25 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
         if devices.is_one_of_several():
             peers = stack.enter_context(Peers(report, devices.host_of(options.coordinator)))
             peers.agree("their settings", _what_runs(settings, options))
-        with _workload_errors(settings), _device_errors():
-            has_settings = not is_first
-            for record in records:
-                if peers is not None:
-                    peers.note(record)
-                    if record["event"] in ("start", "resume"):
-                        peers.agree(f"what they {record['event']}", record)
-                    if "digests" in record:
-                        peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
-                files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
-                if record["event"] == "save" and not has_settings:
-                    has_settings = True
-                    _attempt(partial(_save_settings, settings, options.config), problems, report)
-                try:
-                    for sink in stdout:
-                        sink.write(record)
-                except OSError:
-                    if stop is None:
-                        raise
-                    discard_output()  # a run that saves goes on when nobody reads its output
+        has_settings = not is_first
+        for record in records:
+            if peers is not None:
+                peers.note(record)
+                if record["event"] in ("start", "resume"):
+                    peers.agree(f"what they {record['event']}", record)
+                if "digests" in record:
+                    peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
+            files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
+            if record["event"] == "save" and not has_settings:
+                has_settings = True
+                _attempt(partial(_save_settings, settings, options.config), problems, report)
+            try:
+                for sink in stdout:
+                    sink.write(record)
+            except OSError:
+                if stop is None:
+                    raise
+                discard_output()  # a run that saves goes on when nobody reads its output
     if problems:
         raise problems[0]
     return OK
@@ -289,14 +269,3 @@ def _run_checkpoints(settings: Any, report: Callable[[str], object]) -> Any:
         chosen.directory, keep=chosen.keep, take_over=chosen.take_over, report=lambda line: report(printable(line))
     )
     return Keeping(checkpoints, chosen.save_every, chosen.resume, settings.to_dict())
-
-
-@contextlib.contextmanager
-def _device_errors() -> Iterator[None]:
-    """Turns runtime errors of the devices, such as out of memory, into one-line `MeshdslError`s."""
-    import jax
-
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        raise MeshdslError(f"the devices could not run the step: {str(error).splitlines()[0]}") from error

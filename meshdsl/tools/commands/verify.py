@@ -84,7 +84,7 @@ def _memory(compiled: Any, arguments: Any) -> Any:
 
 def _aot_text(built: Any, memory: Any) -> str:
     """The predicted memory and collectives beside the compiler's, as text."""
-    from ...cost.report.tables import table
+    from ...errors.tables import table
     from ...errors.units import percent, show_bytes
 
     lines = [str(built)]

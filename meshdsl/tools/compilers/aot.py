@@ -1,6 +1,4 @@
-"""Compile a program with the TPU compiler, without a TPU, and read its memory and collectives.
-
-    pip install "meshdsl[aot]"
+"""Compile a program with the TPU compiler (the extra `aot`), without a TPU, and read its memory and collectives.
 
 The compiler runs in its own process, because it reads its environment before jax is imported, and because an unknown
 topology aborts the process. All figures come from compilation; nothing is run or measured.
@@ -30,6 +28,7 @@ from typing import Any
 import jax
 
 from ...errors import LayoutError
+from ...errors.installed import installs
 from ...ir import Var, walk
 from ...lowering import Program
 from ...lowering.asynchrony import Start
@@ -54,7 +53,7 @@ EFFORTS = {"": {}, "O1": {"xla_optimization_level": "EFFORT_O1"}}
 def available() -> str:
     """The reason why this installation cannot compile for TPUs; "" if it can."""
     missing = [name for name in ("libtpu", "flatbuffers") if importlib.util.find_spec(name) is None]
-    return f'{" and ".join(missing)} not installed: pip install "meshdsl[aot]"' if missing else ""
+    return f"{' and '.join(missing)} not installed: {installs('aot')}" if missing else ""
 
 
 def tpu_program(program: Program) -> Program:

@@ -27,15 +27,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ...cost.fusion import Kernel
 from ...cost.kernel_form import form_of, work_of
 from ...cost.ledger import ledger
 from ...cost.profile import Form, KernelProfile, Point
+from ...cost.scores import kind
 from ...ir import Eqn, Fuses, Var, walk
 from ...lowering.emit import run_equations
 from ...lowering.program import Program
 from ...targets import target_of
-from ...targets.fusion import Kernel
-from ...targets.scores import kind
 
 SHORTEST = 1e-8  # seconds; shorter runs are below the resolution of a loop, and are left out
 

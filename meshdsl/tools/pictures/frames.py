@@ -31,6 +31,16 @@ class Rect:
     width: float
     height: float
 
+    def extent(self, vertical: bool) -> tuple[float, float]:
+        """The start and the length, downwards or to the right."""
+        return (self.y, self.height) if vertical else (self.x, self.width)
+
+    def cut(self, vertical: bool, start: float, length: float) -> Rect:
+        """The part from `start`, downwards or to the right."""
+        if vertical:
+            return Rect(self.x, start, self.width, length)
+        return Rect(start, self.y, length, self.height)
+
     def draw(self, cls: str, tip: str = "", rx: float = 0) -> str:
         """The rectangle as an SVG element."""
         return element("rect", tip=tip, x=self.x, y=self.y, width=self.width, height=self.height, rx=rx or "", cls=cls)
@@ -115,17 +125,10 @@ class Frame:
         for dim, vertical in zip(self.shown, (True, False), strict=True):
             if dim is None or not self.program.extents.is_padded(dim):
                 continue
-            share = dim.size / self.program.extents.padded(dim)
-            if vertical:
-                start = min(face.y + face.height * share, face.y + face.height - 4)
-                top, end = max(start, within.y), within.y + within.height
-                if end - top > 0.01:
-                    yield Rect(within.x, top, within.width, end - top)
-            else:
-                start = min(face.x + face.width * share, face.x + face.width - 4)
-                left, end = max(start, within.x), within.x + within.width
-                if end - left > 0.01:
-                    yield Rect(left, within.y, end - left, within.height)
+            (low, length), (first, size) = face.extent(vertical), within.extent(vertical)
+            start = max(low + min(length * dim.size / self.program.extents.padded(dim), length - 4), first)
+            if first + size - start > 0.01:
+                yield within.cut(vertical, start, first + size - start)
 
     def cuts(self, x: float, y: float) -> Iterator[str]:
         """The cuts between blocks, in the colours of the axes; a major axis has the thicker line."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...cost.report.svg import element, text
-from ...cost.report.tables import cut, line_of
+from ...cost.report.svg import element, spans, text
 from ...errors.markup import axis_class, axis_number
+from ...errors.tables import cut, line_of
 from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program
@@ -111,10 +111,9 @@ class _ProgramPicture:
         return drawing(title, WIDTH, y + 42, *parts)
 
     def _heading(self, number: str) -> str:
-        spans = [element("tspan", "program on ")]
-        for axis, size in self.program.mesh.axes.items():
-            spans.append(element("tspan", f"{axis}:{size} ", cls=axis_class(self.program.mesh.axes, axis)))
-        return element("text", *spans, x=20, y=30, cls="big") + text(WIDTH - 20, 30, number, anchor="end", cls="soft")
+        axes = self.program.mesh.axes
+        parts = [("program on ", ""), *((f"{axis}:{size} ", axis_class(axes, axis)) for axis, size in axes.items())]
+        return spans(20, 30, parts, cls="big") + text(WIDTH - 20, 30, number, anchor="end", cls="soft")
 
     def _mesh_label(self) -> str:
         """The mesh once, with the names of its axes beside it, as the legend of the small ones."""
@@ -168,19 +167,15 @@ class _ProgramPicture:
         parts = [self.devices.bands(44 + INDENT * step.depth, middle - self.devices.height / 2, record)]
         parts.append(self._thumb(self.thumbs_x, middle, before))
         arrow = self.thumbs_x + 58
-        parts.append(
-            element(
-                "path", d=f"M{arrow:.1f} {middle:.1f}h14m-5 -4l5 4l-5 4", fill="none", stroke_width=1.5, cls="outline"
-            )
-        )
+        path = f"M{arrow:.1f} {middle:.1f}h14m-5 -4l5 4l-5 4"
+        parts.append(element("path", d=path, fill="none", stroke_width=1.5, cls="outline"))
         parts.append(self._thumb(self.thumbs_x + 80, middle, after))
         start = "start of " if isinstance(step.eqn.op, Start) else ""
-        spans = [element("tspan", f"{start}{str(record.op).partition(' over ')[0]} over ", cls="strong")]
+        words = [(f"{start}{str(record.op).partition(' over ')[0]} over ", "strong")]
         for i, axis in enumerate(record.axes):
-            cls = f"strong {axis_class(self.program.mesh.axes, axis)}"
-            spans.append(element("tspan", ("," if i else "") + axis, cls=cls))
+            words.append((("," if i else "") + axis, f"strong {axis_class(self.program.mesh.axes, axis)}"))
         x = self.text_x
-        parts.append(element("text", *spans, x=x, y=middle - 11))
+        parts.append(spans(x, middle - 11, words))
         name = f"{before.name}  " if before.name else ""
         types = f"{name}{self.program.show(before)}"
         parts.append(text(x, middle + 5, cut(types, COLUMN - 32 if step.alike else COLUMN), cls="mono"))

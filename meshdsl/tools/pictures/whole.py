@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...cost.report.svg import element, text
+from ...cost.report.svg import element, spans, text
 from ...dims import Dim
 from ...errors.markup import axis_class
 from .frames import CUTS, SHEETS, Frame, hatched
@@ -86,7 +86,6 @@ class WholeTensor:
 
     def _dim_label(self, dim: Dim, x: float, y: float, anchor: str = "start") -> str:
         """`batch=64 /rows`, with the axes in their colours."""
-        spans = [element("tspan", f"{dim.name}={dim.size}", cls="strong")]
-        for axis in self.frame.var.sharding.axes(dim):
-            spans.append(element("tspan", f" /{axis}", cls=f"strong {axis_class(self.frame.program.mesh.axes, axis)}"))
-        return element("text", *spans, x=x, y=y, text_anchor=anchor)
+        axes = self.frame.program.mesh.axes
+        own = [(f" /{axis}", f"strong {axis_class(axes, axis)}") for axis in self.frame.var.sharding.axes(dim)]
+        return spans(x, y, [(f"{dim.name}={dim.size}", "strong"), *own], anchor=anchor)

@@ -37,7 +37,7 @@ class Checkpoints:
     calls and share one file system. `report` receives a line about every skipped step; the default issues a warning.
     `seconds` is the time a process waits for the other processes' parts.
 
-    A URL (`gs://bucket/run`, `file:///tmp/run`) is written and read by Orbax (`pip install meshdsl[orbax]`), which
+    A URL (`gs://bucket/run`, `file:///tmp/run`) is written and read by Orbax (the extra `orbax`), which
     commits a step last; there is no lock, and dims are restored in the order in which they were saved.
     """
 

@@ -18,27 +18,26 @@ import jax
 import numpy as np
 
 from ...dims import DimsLike
-from ...errors import CheckpointError, SaveError, ShapeError, nearest
+from ...errors import CheckpointError, SaveError, ShapeError, nearest, short
+from ...errors.installed import optional
 from ...trace import Tensor, tensor
 from .arguments import check_no_url, check_step
 from .checkpoints import Checkpoints
 from .manifest import StoredTensor
-from .object_store import extra, library_errors, nested
+from .object_store import OWN_FORMAT, library_errors, nested
 from .restore import OpenStep
-from .strict import items, keys, parse, show, text
 
 _SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64"),
 )
 _METADATA_KEY = "meshdsl"
-_FIELDS = ("step", "config", "data", "key", "tensors")
 
 Dims = Mapping[str, DimsLike]
 
 
 def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *, prefix: str = "") -> None:
-    """Write a step as one safetensors file; needs `pip install meshdsl[safetensors]`.
+    """Write a step as one safetensors file; needs the extra `safetensors`.
 
     >>> import tempfile
     >>> import meshdsl as md
@@ -52,7 +51,7 @@ def export_safetensors(checkpoints: Checkpoints, step: int, file: str | Path, *,
     out. Raises `CheckpointError` if the step is corrupt, `ShapeError` for a dtype that safetensors does not support,
     and `SaveError` if the file cannot be written.
     """
-    library, file = extra("safetensors.numpy", "safetensors"), Path(file)
+    library, file = optional("safetensors.numpy", "safetensors", OWN_FORMAT), Path(file)
     with _step(checkpoints, step) as reader:
         unsupported = [
             f"{p} ({e.type.dtype})"
@@ -87,10 +86,10 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
     ...     md.import_safetensors(file.name, dims={"w": "io hidden"})["w"].dims
     (io=2, hidden=3)
 
-    Needs `pip install meshdsl[safetensors]`. The whole file is read into host memory. Raises `CheckpointError` if the
+    Needs the extra `safetensors`. The whole file is read into host memory. Raises `CheckpointError` if the
     file cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
     """
-    library = extra("safetensors", "safetensors")
+    library = optional("safetensors", "safetensors", OWN_FORMAT)
 
     with (
         library_errors(CheckpointError, f"{file} cannot be read"),
@@ -103,7 +102,7 @@ def import_safetensors(file: str | Path, dims: Dims | None = None) -> dict[str, 
 
 
 def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, prefix: str = "") -> None:
-    """Write a step as an orbax checkpoint in a new directory; needs `pip install meshdsl[orbax]`.
+    """Write a step as an orbax checkpoint in a new directory; needs the extra `orbax`.
 
     >>> import tempfile
     >>> import meshdsl as md
@@ -117,7 +116,7 @@ def export_orbax(checkpoints: Checkpoints, step: int, directory: str | Path, *, 
     Raises `CheckpointError` if the step is corrupt, `ShapeError` for a tensor of size 0, which orbax does not support,
     and `SaveError` if the directory exists or cannot be written.
     """
-    library = extra("orbax.checkpoint", "orbax")
+    library = optional("orbax.checkpoint", "orbax", OWN_FORMAT)
     with _step(checkpoints, step) as reader:
         arrays = {path: reader.whole(entry) for path, entry in _entries(reader, prefix).items()}
         if empty := [path for path, values in arrays.items() if not values.size]:
@@ -145,10 +144,10 @@ def import_orbax(directory: str | Path, dims: Dims | None = None) -> dict[str, T
     ...     md.import_orbax(f"{folder}/there", dims={"w": "io hidden"})["w"].dims
     (io=2, hidden=3)
 
-    Needs `pip install meshdsl[orbax]`. The whole checkpoint is read into host memory. Raises `CheckpointError` if it
+    Needs the extra `orbax`. The whole checkpoint is read into host memory. Raises `CheckpointError` if it
     cannot be read or a tensor does not match its stored hash, and `ShapeError` if dims are missing.
     """
-    library = extra("orbax.checkpoint", "orbax")
+    library = optional("orbax.checkpoint", "orbax", OWN_FORMAT)
 
     check_no_url(directory)
     path = Path(directory).absolute()
@@ -175,7 +174,7 @@ def _entries(reader: OpenStep, prefix: str) -> dict[str, StoredTensor]:
     stored = reader.manifest.tensors
     entries = {p.removeprefix(prefix): e for p, e in stored.items() if p.startswith(prefix) and p != prefix}
     if not entries and prefix:
-        shown = ", ".join(show(path) for path in list(stored)[:5])
+        shown = ", ".join(short(path) for path in list(stored)[:5])
         raise ShapeError(f"no tensor of the step has a path that starts with {prefix!r}; its first are: {shown}")
     return entries
 
@@ -194,8 +193,7 @@ def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dim
     """The arrays as tensors. Dims in the file's metadata are verified and take precedence over `dims`."""
     dims_by_path: Mapping[str, list[str]] = {}
     if metadata is not None:
-        parsed = parse(str(metadata).encode("utf-8", "replace"), f"{name}: metadata.{_METADATA_KEY}")
-        dims_by_path = _dims_by_path(parsed, f"{name}: metadata", arrays)
+        dims_by_path = _dims_by_path(metadata, f"{name}: metadata", arrays)
     unknown = [path for path in dims if path not in arrays]
     if unknown:
         raise ShapeError(f"dims= names {unknown[0]!r}, which {name} lacks; {nearest(unknown[0], arrays)}")
@@ -211,14 +209,13 @@ def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dim
     return {path: tensor(values, dims_by_path.get(path) or dims.get(path, ())) for path, values in arrays.items()}
 
 
-def _dims_by_path(parsed: Any, where: str, arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+def _dims_by_path(metadata: str, where: str, arrays: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
     """The dim names of every tensor; raises `CheckpointError` if a tensor does not match its hash."""
-    tensors = keys(keys(parsed, _FIELDS, where)["tensors"], tuple(arrays), f"{where}.tensors")
-    dims_by_path: dict[str, list[str]] = {}
-    for path, pair in tensors.items():
-        location = f"{where}.tensors.{show(path)}"
-        names, digest = items(pair, location, 2)
-        if _sha256(arrays[path]) != digest:
-            raise CheckpointError(f"{location}: the tensor is corrupt: its SHA-256 differs")
-        dims_by_path[path] = [text(dim, location, 256) for dim in items(names, location, arrays[path].ndim)]
-    return dims_by_path
+    try:
+        stored = {path: (dims, digest) for path, (dims, digest) in json.loads(metadata)["tensors"].items()}
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: it is malformed: {type(error).__name__}: {str(error)[:200]!a}") from None
+    for path, values in arrays.items():
+        if path not in stored or _sha256(values) != stored[path][1]:
+            raise CheckpointError(f"{where}.tensors.{short(path)}: the tensor is corrupt: its SHA-256 differs")
+    return {path: stored[path][0] for path in arrays}

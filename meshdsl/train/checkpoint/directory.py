@@ -3,7 +3,7 @@
 `step-00000012` is a complete step; a step gets this name once all its files are on disk. A suffix marks other states:
 `.unfinished` (a save in progress or interrupted), `.removed` (a step being deleted), `.bad` (a corrupt step that was
 renamed). The file `newest` stores the last published step, so that its loss is detected. The file `lock` identifies
-the writer. A name of a step that is a link is reported, and neither read, moved nor removed.
+the writer. A step that is a link is not read; where a step is moved or removed, it is the link itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from ...errors import CheckpointError
-from .files import is_link, open_root, opened, read_at, remove_tree, rename, write_durably
+from .files import open_root, opened, read_at, remove_tree, rename, write_durably
 from .lock import LOCK
 from .manifest import STEP_LIMIT
 from .read import STEP, open_step, step_name
@@ -45,20 +45,11 @@ def _names(directory: Path) -> list[str]:
         raise CheckpointError(f"{directory}: the directory cannot be read: {error.strerror}") from None
 
 
-def links(directory: Path) -> list[str]:
-    """The names of steps, unfinished and removed steps that are links. They are not read, moved or removed."""
-    names = [name for name in _names(directory) if STEP.fullmatch(name) or _WORK.fullmatch(name)]
-    if not names:
-        return []
-    with open_root(directory) as root:
-        return sorted(name for name in names if is_link(name, root))
-
-
 def clean(directory: Path) -> None:
-    """Remove temporary files and unfinished saves of earlier writers, except links. Requires the lock."""
+    """Remove temporary files and unfinished saves of earlier writers. Requires the lock."""
     with open_root(directory) as root:
         for name in _names(directory):
-            if _WORK.fullmatch(name) and not is_link(name, root):
+            if _WORK.fullmatch(name):
                 remove_tree(name, root)
             elif _DRAFT.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):

@@ -24,9 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import SaveError
+from ...errors import SaveError, short
 from .files import closing
-from .strict import show
 
 LOCK = "lock"
 BEAT_SECONDS = 10.0
@@ -240,7 +239,7 @@ def _read(fd: int) -> dict[str, Any]:
 def _holder(record: dict[str, Any]) -> str:
     if not {"pid", "host"} <= record.keys():
         return "a writer that its lock file does not name"
-    return f"process {show(record['pid'])} on {show(record['host'])}"
+    return f"process {short(record['pid'])} on {short(record['host'])}"
 
 
 def _own_record() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The manifest of one step: the stored tensors, the location of each chunk, and its SHA-256.
 
-It is a JSON document with one line per tensor, so that a reader can check each line before it reads the next:
+It is a JSON document with one line per tensor:
 
     {"header": {"format": "meshdsl-checkpoint", "version": 1, "step": 12, ...},
     "tensors": [
@@ -12,6 +12,8 @@ It is a JSON document with one line per tensor, so that a reader can check each 
 The last line is the hash of all lines before it. Paths increase from line to line. `files` lists the sizes of
 `part-00000.bin` and so on in bytes. A chunk is `[file, offset, SHA-256]` and stores one cell of the tensor's grid (see
 `grid`), row-major, little-endian, without padding. The chunks cover each file exactly, without gaps or overlaps.
+
+A reader refuses a manifest whose hash differs, part files of other sizes, and chunks outside their file.
 """
 
 from __future__ import annotations
@@ -19,15 +21,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from ...dims import Dim
+from ...errors import CheckpointError, short
 from ...ir import Type
-from .grid import Cuts
+from .files import opened, read_at, regular_size
+from .grid import Cuts, cell, cell_count
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "meshdsl-checkpoint", 1
@@ -44,8 +51,7 @@ DTYPES: dict[str, np.dtype] = {  # by name; sub-byte types are stored as one byt
 }
 
 PATH_LIMIT = 1024  # characters
-HEADER_KEYS = ("format", "version", "step", "save", "files", "config", "data", "key")
-TENSOR_KEYS = ("path", "dtype", "dims", "cuts", "chunks")
+HEADER_KEYS = ("step", "save", "files", "config", "data", "key")
 
 
 class Chunk(NamedTuple):
@@ -72,7 +78,7 @@ class Header:
 
     step: int
     save: str  # a unique id of the save
-    files: tuple[int, ...]  # size of each part file in bytes
+    files: Sequence[int]  # size of each part file in bytes
     config: Any = None
     data: Any = None
     key: tuple[int, ...] | None = None  # the words of a random key
@@ -95,15 +101,10 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.bin"
 
 
-def header_limit(stored: int) -> int:
-    """The maximum length of a manifest line that a reader accepts, given the stored bytes of tensors."""
-    return (64 << 10) + stored // 64
-
-
 def dump(manifest: Manifest) -> Iterator[bytes]:
     """The lines of the manifest, encoded."""
     h = manifest.header
-    fields = {"format": FORMAT, "version": VERSION, **{name: getattr(h, name) for name in HEADER_KEYS[2:]}}
+    fields = {"format": FORMAT, "version": VERSION, **{name: getattr(h, name) for name in HEADER_KEYS}}
     total = hashlib.sha256()
     entries = list(manifest.tensors.values())
     lines = itertools.chain(
@@ -118,9 +119,52 @@ def dump(manifest: Manifest) -> Iterator[bytes]:
     yield _last(total.hexdigest())
 
 
-def signature(body: bytes | memoryview) -> bytes:
-    """The last line of a manifest, with the hash of the other lines `body`."""
-    return _last(hashlib.sha256(body).hexdigest())
+def load(folder: int, step: int) -> Manifest:
+    """Reads and checks the manifest of the step whose directory is open.
+
+    Raises `CheckpointError` naming the file if the hash is wrong, or a size, or if it is malformed.
+    """
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if re.fullmatch(r"part-\d{5,6}\.bin", entry.name)]
+    sizes = {name: regular_size(name, folder) for name in names}
+    with opened(MANIFEST, folder) as fd:
+        size, largest = os.fstat(fd).st_size, (16 << 20) + sum(sizes.values()) // 4
+        if size > largest:
+            raise CheckpointError(f"{MANIFEST}: it has {size} bytes; the limit for these part files is {largest}")
+        raw = bytearray(size)
+        read_at(fd, memoryview(raw), 0, MANIFEST)
+    end = raw.rfind(b'"sha256": ')
+    if end < 0 or raw[end:] != _last(hashlib.sha256(memoryview(raw)[:end]).hexdigest()):
+        raise CheckpointError(f"{MANIFEST}: it does not end with the SHA-256 of its content")
+    try:
+        document = json.loads(raw)
+        fields = document["header"]
+        written = fields.pop("format"), fields.pop("version")
+        if written != (FORMAT, VERSION):
+            raise ValueError(f"it is {short(written)}; this meshdsl reads {FORMAT} version {VERSION}")
+        key = fields.pop("key")
+        header = Header(**fields, key=None if key is None else tuple(key))
+        if header.step != step or [sizes[part_name(n)] for n in range(len(header.files))] != header.files:
+            raise ValueError("its step or the sizes of its part files differ from the directory's")
+        tensors = {entry["path"]: _tensor(entry, header.files) for entry in document["tensors"]}
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{MANIFEST}: it is malformed: {type(error).__name__}: {str(error)[:200]!a}") from None
+    return Manifest(header, tensors)
+
+
+def _tensor(entry: Mapping[str, Any], files: Sequence[int]) -> StoredTensor:
+    """One tensor; its chunks must fill its grid and lie inside their files."""
+    tensor_type = Type(tuple(Dim(name, size) for name, size in entry["dims"]), DTYPES[entry["dtype"]])
+    cuts = tuple(tuple(dim) for dim in entry["cuts"])
+    chunks = tuple(Chunk(file, offset, bytes.fromhex(digest)) for file, offset, digest in entry["chunks"])
+    for dim, d in zip(cuts, tensor_type.dims, strict=True):
+        if (dim[0], dim[-1]) != (0, d.size) or list(dim) != sorted(set(dim)):
+            raise ValueError(f"the cuts of {d} do not increase from 0 to its size")
+    for number, chunk in zip(range(cell_count(cuts)), chunks, strict=True):
+        size = cell(cuts, number).elements * tensor_type.dtype.itemsize
+        if not 0 <= chunk.offset <= files[chunk.file] - size:
+            raise ValueError(f"chunk {number} of {entry['path']} lies outside its file")
+    return StoredTensor(entry["path"], tensor_type, cuts, chunks)
 
 
 def _last(digest: str) -> bytes:

@@ -8,12 +8,10 @@ store has no lock, so a run must be the only writer of its URL.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -21,6 +19,7 @@ import numpy as np
 
 from ...dims import Dim
 from ...errors import CheckpointError, MeshdslError, SaveError, ShapeError
+from ...errors.installed import optional
 from ...ir import Type
 from ...trace import Tensor
 from . import processes
@@ -29,6 +28,8 @@ from .manifest import Header, Manifest, StoredTensor
 from .read import STEP, step_name
 from .trees import flat
 
+OWN_FORMAT = "use meshdsl's own format, a directory"
+
 
 class OrbaxStore:
     """The steps at a URL, with the methods of `DirectoryStore`."""
@@ -36,8 +37,8 @@ class OrbaxStore:
     def __init__(self, url: str, keep: int | None, take_over: bool):
         if take_over:
             raise ShapeError(f"take_over=True: {url} is a URL, which has no lock to take over")
-        self.orbax = extra("orbax.checkpoint", "orbax")
-        self.directory = extra("etils.epath", "orbax").Path(re.sub(r"^file://(?=/)", "", url))
+        self.orbax = optional("orbax.checkpoint", "orbax", OWN_FORMAT)
+        self.directory = optional("etils.epath", "orbax", OWN_FORMAT).Path(re.sub(r"^file://(?=/)", "", url))
         self.keep = keep
         self._writing: Future[None] | None = None
 
@@ -167,17 +168,6 @@ class OrbaxReader:
     def verify(self) -> None:
         for entry in self.manifest.tensors.values():
             self.whole(entry)
-
-
-def extra(module: str, extra: str) -> ModuleType:
-    """An optional module; raises `MeshdslError` naming the extra that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MeshdslError(
-            f"{module} cannot be imported: {error}\n  install the extra: pip install 'meshdsl[{extra}]'; "
-            "meshdsl's own format works without it"
-        ) from None
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ...errors import CheckpointError, SaveError
+from ...errors import CheckpointError, SaveError, at, caller
 from ...trace import Tensor
 from . import lock, processes
 from .device_put import Destination, device_put
-from .directory import clean, is_good, links, lost_newest, note_newest, remove_step, set_aside, step_numbers, unfinished
+from .directory import clean, is_good, lost_newest, note_newest, remove_step, set_aside, step_numbers, unfinished
 from .files import open_root, remove_tree
 from .read import StepReader, open_step, step_name
 from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
@@ -39,7 +39,6 @@ class DirectoryStore:
         self.chunk_bytes, self.take_over, self.report, self.seconds = chunk_bytes, take_over, report, seconds
         self._owner = secrets.token_hex(8)
         self._lock: lock.Held | None = None
-        self._reported: set[str] = set()  # links
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[None] | None = None
 
@@ -63,6 +62,8 @@ class DirectoryStore:
             return
         try:
             pending.result()
+        except CheckpointError as error:
+            raise at(error, caller()) from error.__cause__
         finally:
             if pending.done():  # else a signal interrupted the wait, and the next call continues it
                 self._writing = None
@@ -115,12 +116,7 @@ class DirectoryStore:
 
         def discard() -> None:
             self._become_writer()
-            existing, linked = self.steps(), links(self.directory)
-            if refused := [step_name(s) for s in existing if s > after and step_name(s) in linked]:
-                raise SaveError(
-                    f"steps after {after} were not discarded: {refused[0]} in {self.directory} is a link\n"
-                    "  remove the link first; what it points to is never removed"
-                )
+            existing = self.steps()
             note_newest(self.directory, max((step for step in existing if step <= after), default=None))
             for step in existing:
                 if step > after:
@@ -150,27 +146,12 @@ class DirectoryStore:
             os.fsync(parent)
         self._lock = lock.acquire(self.directory, self._owner, take_over=self.take_over, report=self.report)
 
-    def _links(self) -> list[str]:
-        """The steps that are links, which this class leaves alone; each is reported once."""
-        names = links(self.directory)
-        for name in names:
-            if name not in self._reported:
-                self._reported.add(name)
-                self.report(f"{name} in {self.directory} is a link; it is neither read nor removed")
-        return names
-
     def _make_room(self, step: int) -> None:
         """Raises `SaveError` if this step or a later valid step exists; renames corrupt ones."""
-        linked = self._links()
         clean(self.directory)
         for existing in self.steps():
             if existing < step:
                 continue
-            if step_name(existing) in linked:
-                raise SaveError(
-                    f"{step_name(step)} was not saved: {step_name(existing)} in {self.directory} is a link\n"
-                    "  remove the link, move the step itself back, or use another directory"
-                )
             if is_good(self.directory, existing):
                 raise SaveError(
                     f"{step_name(step)} was not saved: {step_name(existing)} already exists in {self.directory}\n"
@@ -212,9 +193,7 @@ class DirectoryStore:
 
     def _retire(self, step: int) -> None:
         try:
-            linked = self._links()
-            own = [s for s in self.steps() if step_name(s) not in linked]
-            for old in own[: -self.keep] if self.keep else []:
+            for old in self.steps()[: -self.keep] if self.keep else []:
                 remove_step(self.directory, old, self._owner)  # first, because it makes room on a disk that is full
             note_newest(self.directory, step)
         except (OSError, CheckpointError) as error:

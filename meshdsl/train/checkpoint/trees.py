@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...errors import CheckpointError, ShapeError, nearest
+from ...errors import ShapeError, nearest, shown
 from ...ir import Type
 from ...trace import KEY_WORD, Tensor, as_tensor, tree
-from .manifest import DTYPES, PATH_LIMIT, Manifest, header_limit
-from .strict import plain
-
-_AT = "\n  at "
+from .manifest import DTYPES, PATH_LIMIT, Manifest
 
 
 def flat(values: Any) -> dict[str, Any]:
@@ -54,8 +50,8 @@ def _tensors_of(values: Any) -> dict[str, Tensor]:
             raise ShapeError(f"{path} is the spec {leaf}, which has no values to save; pass the tensor")
         try:
             x = as_tensor(leaf)
-        except ShapeError as error:  # drop its second line: the source line is added again later
-            raise ShapeError(f"{path}: {str(error.args[0]).partition(_AT)[0]}") from None
+        except ShapeError as error:
+            raise ShapeError(f"{path}: {error.args[0]}") from None
         except TypeError:
             raise ShapeError(
                 f"{path}: expected a tensor or a number, got {type(leaf).__name__} of {leaf.dtype}\n"
@@ -74,32 +70,29 @@ def _tensors_of(values: Any) -> dict[str, Tensor]:
     return dict(sorted(tensors.items()))
 
 
-def _json_value(value: Any, name: str) -> Any:
-    """A copy of the value as plain JSON types; tuples become lists. Raises `ShapeError` if JSON cannot store it."""
-    try:
-        return plain(value, name)
-    except CheckpointError as error:
-        raise ShapeError(f"the {name} of a checkpoint is stored as JSON; {error.args[0]}") from None
+def _json_value(value: Any, where: str) -> Any:
+    """The value as plain JSON types; tuples become lists. Raises `ShapeError` if JSON cannot store it exactly.
+
+    >>> _json_value({"betas": (0.9, 0.999)}, "config")
+    {'betas': [0.9, 0.999]}
+    """
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _json_value(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item, where) for item in value]
+    if isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise ShapeError(
+        f"{where} is {shown(value)}, and config and data of a checkpoint are stored as JSON: finite numbers, text, "
+        "true, false, null, lists, and objects whose keys are text"
+    )
 
 
 def checked_state(values: Any, config: Any, data: Any, key: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON values of a step and its tensors by path; raises `ShapeError` for values that cannot be stored."""
     words = None if key is None else _key_words(key)
     fields = {"config": _json_value(config, "config"), "data": _json_value(data, "data"), "key": words}
-    tensors = _tensors_of(values)
-    _check_header(fields, tensors)
-    return fields, tensors
-
-
-def _check_header(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises `ShapeError` if configuration and data are longer than a reader accepts."""
-    stored = sum(x.dtype.itemsize * math.prod(x.shape) for x in tensors.values())
-    got, limit = len(json.dumps(fields)), header_limit(stored) // 2  # the other half is for the list of files
-    if got > limit:
-        raise ShapeError(
-            f"config and data take {got} bytes as JSON; the limit for {stored} bytes of tensors is {limit}\n"
-            "  store large values in a separate file, and the file's name here"
-        )
+    return fields, _tensors_of(values)
 
 
 def _key_words(key: Any) -> tuple[int, ...]:

@@ -26,10 +26,8 @@ from ...ir import Type
 from ...trace import Tensor
 from .files import open_root, opened, read_at, regular_size, rename, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine, unpadded
-from .manifest import MANIFEST, Chunk, Header, Manifest, StoredTensor, dump, part_name
-from .parse import load
+from .manifest import MANIFEST, Chunk, Header, Manifest, StoredTensor, dump, load, part_name
 from .read import open_step
-from .strict import integer, items, keys, parse
 
 _POLL_SECONDS = 0.02
 
@@ -209,11 +207,8 @@ def _note(process: int) -> str:
 
 
 def _read_note(folder: int, process: int) -> Iterable[tuple[int, int, int, bytes]]:
-    name = _note(process)
-    with opened(name, folder) as fd:
+    with opened(_note(process), folder) as fd:
         raw = bytearray(os.fstat(fd).st_size)
-        read_at(fd, memoryview(raw), 0, name)
-    note = keys(parse(bytes(raw), name), ("chunks",), name)
-    for record in items(note["chunks"], name):
-        number, n, offset, digest = items(record, name, 4)
-        yield integer(number, name), integer(n, name), integer(offset, name), bytes.fromhex(digest)
+        read_at(fd, memoryview(raw), 0, _note(process))
+    for number, n, offset, digest in json.loads(raw)["chunks"]:
+        yield number, n, offset, bytes.fromhex(digest)

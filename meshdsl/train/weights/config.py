@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..checkpoint.strict import show
+from ...errors import short
 
 _HARMLESS = (  # of the file, of training from scratch, of text generation, of classification, of unused outputs
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
@@ -90,7 +90,7 @@ class HubConfig:
         if value in known and type(value) in [type(k) for k in known]:
             return value
         listed = ", ".join(map(repr, known))
-        self._problems.append(f"{self.where}{key} is {show(value)}; this model supports only {listed}")
+        self._problems.append(f"{self.where}{key} is {short(value)}; this model supports only {listed}")
         return known[0]
 
     def table(self, key: str) -> HubConfig:
@@ -107,7 +107,7 @@ class HubConfig:
         """Add a problem for each key that was not read and may change the mathematics; null changes nothing."""
         for key, value in self.values.items():
             if key not in self._read and key not in _HARMLESS.split() and value is not None:
-                text = f"{self.where}{show(key)[1:-1]} is {show(value)}, which this model does not know"
+                text = f"{self.where}{short(key)[1:-1]} is {short(value)}, which this model does not know"
                 self._problems.append(f"{text}; it may change the results")
 
     @property
@@ -139,6 +139,6 @@ class HubConfig:
         return value
 
     def _problem(self, key: str, value: Any, expected: str, instead: Any) -> Any:
-        self._problems.append(f"{self.where}{key} is {show(value)}, and must be {expected}")
+        self._problems.append(f"{self.where}{key} is {short(value)}, and must be {expected}")
         self._stands_in.append(key)
         return instead

@@ -16,8 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ...errors import CheckpointError
-from ..checkpoint.strict import show
+from ...errors import CheckpointError, short
 
 DTYPES: dict[str, np.dtype] = {  # by their names in headers
     "F64": np.dtype(np.float64),
@@ -70,9 +69,9 @@ def _of_index(directory: Path) -> dict[str, Stored]:
     headers: dict[str, dict[str, Stored]] = {}
     for file in sorted(set(by_name.values())):
         if Path(file).name != file:
-            raise CheckpointError(f"{directory / INDEX} names {show(file)}, which is not a file of the directory")
+            raise CheckpointError(f"{directory / INDEX} names {short(file)}, which is not a file of the directory")
         headers[file] = header_of(directory / file)
-    missing = [f"{show(name)} in {file}" for name, file in by_name.items() if name not in headers[file]]
+    missing = [f"{short(name)} in {file}" for name, file in by_name.items() if name not in headers[file]]
     if missing:
         raise CheckpointError(f"{directory / INDEX} names tensors that its files lack: {', '.join(missing[:5])}")
     return {name: headers[file][name] for name, file in by_name.items()}
@@ -99,13 +98,13 @@ def _entry(file: Path, name: str, entry: Any, start: int, size: int) -> Stored:
         dtype, shape, (first, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         integers = all(type(n) is int and n >= 0 for n in (*shape, first, end))
     except (TypeError, KeyError, ValueError):
-        raise CheckpointError(f"{file}: the header of {show(name)} needs dtype, shape and data_offsets") from None
+        raise CheckpointError(f"{file}: the header of {short(name)} needs dtype, shape and data_offsets") from None
     if not integers:
-        raise CheckpointError(f"{file}: {show(name)} has sizes or offsets that are not integers from 0")
+        raise CheckpointError(f"{file}: {short(name)} has sizes or offsets that are not integers from 0")
     if dtype not in DTYPES:
-        raise CheckpointError(f"{file}: {show(name)} has dtype {show(dtype)}; supported: {', '.join(DTYPES)}")
+        raise CheckpointError(f"{file}: {short(name)} has dtype {short(dtype)}; supported: {', '.join(DTYPES)}")
     if end - first != math.prod(shape) * DTYPES[dtype].itemsize or start + end > size:
-        raise CheckpointError(f"{file}: {show(name)} of shape {shape} does not fit its bytes {first} to {end}")
+        raise CheckpointError(f"{file}: {short(name)} of shape {shape} does not fit its bytes {first} to {end}")
     return Stored(file, DTYPES[dtype], shape, start + first)
 
 
@@ -122,7 +121,7 @@ def _parse(text: bytes, file: Path) -> dict[str, Any]:
     try:
         value = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not JSON: {show(str(error))}") from None
+        raise CheckpointError(f"{file} is not JSON: {short(str(error))}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} must be a JSON object")
     return value

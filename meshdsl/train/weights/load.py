@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import CheckpointError, ShapeError, nearest
+from ...errors import CheckpointError, ShapeError, nearest, short
 from ...ir import Type
 from ...layouts import Layout, Mesh, MeshLike
 from ...lowering import Program
@@ -18,7 +18,6 @@ from ...trace import Tensor
 from ..checkpoint.arguments import check_no_url, parse_target
 from ..checkpoint.device_put import Destination, assembled, targets
 from ..checkpoint.grid import Box
-from ..checkpoint.strict import show
 from .config import HubConfig
 from .files import Stored, open_directory, read_json
 from .table import STACKED, HuggingFace, Rule, rule_of
@@ -94,7 +93,7 @@ def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping
     """Raise `CheckpointError` if config.json names another type of model; no other check would pass either."""
     kind, known = values.get("model_type"), table.fixed.get("model_type")
     if known is not None and kind is not None and kind != known:
-        raise CheckpointError(f"{folder} is a model of type {show(kind)}, and {workload.name} reads {known!r}")
+        raise CheckpointError(f"{folder} is a model of type {short(kind)}, and {workload.name} reads {known!r}")
 
 
 def _dtypes(stored: str, dtype: str | None, compute_dtype: str | None) -> tuple[str, str]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import meshdsl as md
+from meshdsl.cost.fusion import steps
 from meshdsl.cost.ledger import ledger
+from meshdsl.cost.scores import Scores, batches
 from meshdsl.ops.creation import EMPTY
-from meshdsl.targets.fusion import steps
-from meshdsl.targets.scores import Scores, batches
 from meshdsl.trace import bind1
 
 ROW = 4 * 256 * 256  # bytes

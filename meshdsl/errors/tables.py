@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...errors import Where
+from . import Where
 
 WIDTH = 100
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,9 +19,13 @@ import jax
 
 import meshdsl as md
 
-from ..errors import UsageError
+from ...errors import UsageError
+from ...errors.installed import optional
 
 Record = Mapping[str, Any]
+
+
+_OTHERWISE = "write JSON lines with --metrics FILE"
 
 
 class Lines:
@@ -33,11 +36,8 @@ class Lines:
 
     def __init__(self, path: Path, header: Record):
         self.path, self.header = path, dict(header)
-        try:
+        with _written("--metrics", path):
             self.file = _appended(path)
-        except (OSError, ValueError) as error:
-            reason = "no process reads this pipe" if getattr(error, "errno", None) == errno.ENXIO else str(error)
-            raise UsageError(f"--metrics {path} cannot be written: {reason}") from None
 
     def write(self, record: Record) -> None:
         """Append one record."""
@@ -51,6 +51,16 @@ class Lines:
         """Close the file."""
         with contextlib.suppress(OSError):  # every line was flushed by write, which reported errors
             self.file.close()
+
+
+@contextlib.contextmanager
+def _written(option: str, path: Path) -> Iterator[None]:
+    """Raises `UsageError` where the option's file or directory cannot be written."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = "no process reads this pipe" if getattr(error, "errno", None) == errno.ENXIO else str(error)
+        raise UsageError(f"{option} {path} cannot be written: {reason}") from None
 
 
 def _appended(path: Path) -> TextIO:
@@ -68,17 +78,14 @@ class TensorBoard:
     """
 
     def __init__(self, directory: Path):
-        library = _library("tensorboardX", "tensorboard")
-        try:
+        library = optional("tensorboardX", "tensorboard", _OTHERWISE, UsageError)
+        with _written("--tensorboard", directory):
             self.writer = library.SummaryWriter(str(directory))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--tensorboard {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
         """Write the numbers of a step or evaluation record; other records are ignored."""
-        group = {"step": "train", "eval": "eval"}.get(record["event"])
-        for name, value in _numbers(record) if group else ():
-            self.writer.add_scalar(f"{group}/{name}", value, record["step"])
+        for name, value in _scalars(record).items():
+            self.writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         """Flush and close."""
@@ -93,21 +100,19 @@ class Wandb:
     """
 
     def __init__(self, directory: Path):
-        self.library = _library("wandb", "wandb")
-        try:
+        self.library = optional("wandb", "wandb", _OTHERWISE, UsageError)
+        with _written("--wandb", directory):
             directory.mkdir(parents=True, exist_ok=True)
             self.identity = _identity(directory / "run-id")
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--wandb {directory} cannot be written: {error}") from None
         self.directory, self.run = directory, None
 
     def write(self, record: Record) -> None:
         """Begin the run at the start record; write the numbers of step and evaluation records."""
         if record["event"] == "start":
             self.run = self._begin(record)
-        group = {"step": "train", "eval": "eval"}.get(record["event"])
-        if group and self.run is not None:
-            self.run.log({f"{group}/{name}": value for name, value in _numbers(record)}, step=record["step"])
+        scalars = _scalars(record)
+        if scalars and self.run is not None:
+            self.run.log(scalars, step=record["step"])
 
     def _begin(self, start: Record) -> Any:
         settings = self.library.Settings(
@@ -131,24 +136,11 @@ class Wandb:
             self.library.teardown()  # waits for the process
 
 
-def _library(module: str, option: str) -> Any:
-    """The module that an option needs; raises `UsageError` if it is not installed. The extra has the option's name."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UsageError(
-            f"--{option} needs {module}, which is not installed\n"
-            f"  pip install 'meshdsl[{option}]', or write JSON lines with --metrics FILE"
-        ) from None
-
-
-def _numbers(record: Record) -> list[tuple[str, float]]:
-    """The metrics of a step or evaluation record."""
-    return [
-        (name, value)
-        for name, value in record.items()
-        if isinstance(value, int | float) and name not in ("step", "batches")
-    ]
+def _scalars(record: Record) -> dict[str, float]:
+    """The metrics of a step or evaluation record, such as `train/loss` and `eval/loss`; none of other records."""
+    group = {"step": "train", "eval": "eval"}.get(record["event"])
+    kept = {name: x for name, x in record.items() if isinstance(x, int | float) and name not in ("step", "batches")}
+    return {f"{group}/{name}": x for name, x in kept.items()} if group else {}
 
 
 def _identity(file: Path) -> str:
@@ -170,10 +162,8 @@ class Profile:
     def __init__(self, directory: Path, count: int = 5, say: Callable[[str], object] = print):
         self.directory, self.count, self.say = directory, count, say
         self.seen, self.running = 0, False
-        try:
+        with _written("--profile", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--profile {directory} cannot be written: {error}") from None
 
     def write(self, record: Record) -> None:
         """Start or stop the profiler's trace, if the record is of a step."""
@@ -181,10 +171,8 @@ class Profile:
             return
         self.seen += 1
         if self.seen == 2:
-            try:
+            with _written("--profile", self.directory):
                 jax.profiler.start_trace(str(self.directory))
-            except (OSError, ValueError, RuntimeError) as error:
-                raise UsageError(f"--profile {self.directory} cannot be written: {error}") from None
             self.running = True
         elif self.seen == 2 + self.count:
             self.close()

@@ -1,11 +1,13 @@
-"""Says first, and once, that JAX is missing, too old or untested, before an import of it fails obscurely."""
+"""What is installed: JAX, which is checked before an import of it fails obscurely, and optional libraries."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import re
 import warnings
+from typing import Any
 
 from . import MeshdslError
 
@@ -32,3 +34,25 @@ def check_jax() -> None:
             f"  if something fails, compare with pip install 'jax=={newest}.*'",
             stacklevel=3,  # the user's line, which looked a public name up
         )
+
+
+def optional(module: str, extra: str, otherwise: str, error: type[MeshdslError] = MeshdslError) -> Any:
+    """An optional library; raises `error` if it is missing, with the way to install it, and what works without it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        raise error(f"{module} cannot be imported: {problem}\n  {installs(extra)}, or {otherwise}") from None
+
+
+def installs(extra: str) -> str:
+    """The command that installs what an extra needs; it names the libraries, because no index has meshdsl.
+
+    >>> installs("safetensors")
+    "pip install 'safetensors>=0.8'"
+    """
+    try:
+        lines = importlib.metadata.requires("meshdsl") or []
+    except importlib.metadata.PackageNotFoundError:
+        return f"pip install '.[{extra}]' in a clone of meshdsl"
+    needed = [line.partition(";")[0].strip() for line in lines if re.search(f"extra == .{extra}.$", line)]
+    return f"pip install {' '.join(map(repr, needed))}"
