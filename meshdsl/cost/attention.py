@@ -14,8 +14,8 @@ from functools import lru_cache
 from ..ir import Eqn, Fuses, Op, Product, Var, operations, walk
 from ..lowering import Program
 from ..ops.attention.kernels import BLOCKWISE, AttentionKernel, Case
-from ..ops.attention.names import wide_dtype
 from ..ops.attention.records import ATTENTION_GRAD
+from ..ops.attention.spec import wide_dtype
 from ..ops.attention.turns import ATTENTION_TURN_GRAD
 from ..targets import Target
 from ..targets.kernel_choice import case_of, choose, is_attention

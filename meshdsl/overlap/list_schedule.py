@@ -119,12 +119,12 @@ class _Device:
         self.sends = waiting  # sorted, so it is a heap
 
     def waits(self, used: Footprint, task: Task) -> bool:
-        """True for a collective that exceeds the limit while something else could free memory; and for one that needs
-        memory, such as a gather of weights, before its lane is free, or long before its turn."""
-        if used.exceeded_by(task):
-            return bool(self.computes or self.issued)
-        if not used.grows(task):
+        """True for a collective that exceeds the limit; and for one that needs memory, such as a gather of weights,
+        before its lane is free, or long before its turn. Not if nothing else could run."""
+        if not (self.computes or self.issued):
             return False
+        if used.exceeded_by(task) or not used.grows(task):
+            return used.exceeded_by(task)
         while self.left and self.left[-1] in self.begun:
             self.left.pop()
         longest = self.priority(self.left[-1]) if self.left else 0.0

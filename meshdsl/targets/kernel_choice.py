@@ -12,8 +12,8 @@ from ..errors import LayoutError, at
 from ..ir import Eqn, Op, Product
 from ..lowering.program import Program
 from ..ops.attention.kernels import AttentionKernel, Case
-from ..ops.attention.names import Names, value_dim
 from ..ops.attention.records import ATTENTION, ATTENTION_GRAD
+from ..ops.attention.spec import AttentionSpec, value_dim
 from . import FUSED, Target
 
 
@@ -65,8 +65,8 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
 
     >>> import numpy as np
     >>> from meshdsl.targets import target_named
-    >>> from meshdsl.ops.attention.names import Names
-    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), Names("head", "length", "length", "memory"))
+    >>> from meshdsl.ops.attention.spec import AttentionSpec
+    >>> case = Case(4096, 4096, 128, 128, np.dtype("float32"), AttentionSpec("head", "length", "length", "memory"))
     >>> print(choose(case, "auto", target_named("tpu")))
     pallas:512x512
     >>> choose(case, "auto", target_named("cpu"))
@@ -89,7 +89,7 @@ def choose(case: Case, asked: str, target: Target) -> AttentionKernel:
 
 def case_of(program: Program, eqn: Eqn) -> Case:
     """The properties of this attention for the choice of a kernel: local sizes, and parts on other devices."""
-    how: Names = eqn.params["how"]
+    how: AttentionSpec = eqn.params["how"]
     q, k, v = eqn.ins[:3]
     queries, keys = (dict(zip([d.name for d in x.dims], program.local_shape(x), strict=True)) for x in (q, k))
     runs = 2 if eqn.params.get("zigzag") else 1  # of consecutive positions

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.ops.attention import in_numpy
 from meshdsl.ops.attention.arrays import Arrays, Sees, Span
-from meshdsl.ops.attention.names import Names
 from meshdsl.ops.attention.records import pairs_seen
+from meshdsl.ops.attention.spec import AttentionSpec
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -230,7 +230,7 @@ def test_a_block_is_skipped_only_if_no_query_sees_a_key(
 def test_numpy_form_is_the_formula() -> None:
     """The simulator's form, by hand: two keys with scores 0 and log 3."""
     q, k = np.array([[1.0]]), np.array([[0.0], [np.log(3)]])
-    names = Names("head", "length", "length", "memory")
+    names = AttentionSpec("head", "length", "length", "memory")
     x = Arrays(q, k, np.array([[4.0], [8.0]]), (Span(0, 1),), (Span(0, 2),), Sees(False, None, 2), names, 0)
     out, lse = in_numpy.forward(x)
     np.testing.assert_allclose(out, [[7]])

@@ -17,7 +17,7 @@ from meshdsl.ir import walk
 from meshdsl.ops.attention import in_numpy
 from meshdsl.ops.attention.arrays import Arrays, Sees, Span
 from meshdsl.ops.attention.kernels import AttentionKernel, Case
-from meshdsl.ops.attention.names import Names
+from meshdsl.ops.attention.spec import AttentionSpec
 from meshdsl.targets import target_named, target_of
 from meshdsl.targets.cpu import CPU
 from meshdsl.targets.gpu import CUDNN
@@ -25,7 +25,7 @@ from meshdsl.targets.kernel_choice import choose, is_attention, with_kernels
 from meshdsl.targets.tpu import TPU, fused
 from tests.ops.test_attention import assert_close, random
 
-NAMES = Names("head", "length", "length", "memory")
+NAMES = AttentionSpec("head", "length", "length", "memory")
 CASE = Case(1024, 512, 64, 64, np.dtype("bfloat16"), NAMES)
 WHOLE = ((0, 256),)
 HALVES = (((128, 128), (384, 128)), ((0, 128), (256, 128)))  # in zigzag order: queries of device 1, keys of device 0
@@ -125,7 +125,7 @@ def kernels(program: md.Program) -> list[AttentionKernel]:
     return [eqn.params["kernel"] for eqn, _ in walk(program) if is_attention(eqn)]
 
 
-def named(**options: Any) -> Names:
+def named(**options: Any) -> AttentionSpec:
     return dataclasses.replace(NAMES, **options)
 
 

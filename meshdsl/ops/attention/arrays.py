@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .kernels import BLOCKWISE, AttentionKernel
-from .names import Names, wide_dtype
+from .spec import AttentionSpec, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Arrays:
     queries: tuple[Span, ...]  # positions of the queries, block after block
     keys: tuple[Span, ...]
     sees: Sees
-    how: Names
+    how: AttentionSpec
     batch: int  # number of batch dims
     offset: Any = None  # an int32 number to add to the positions of the queries
     bias: Any = None

@@ -9,9 +9,9 @@ from ...dims import Dim, DimLike, find, name_of, names, show
 from ...errors import ShapeError
 from ...trace import Tensor, as_tensor, bind
 from ..dtypes import kind
-from .names import Names
 from .plain import plain_attention
 from .records import ATTENTION
+from .spec import AttentionSpec
 
 METHODS = ("auto", "ring", "all_to_all", "gather", "plain")
 
@@ -89,13 +89,13 @@ def attention(
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in inputs)
     cap = None if soft_cap is None else float(soft_cap)
-    how = Names(how.over, how.length, how.keys, how.memory, order, factor, block, method, cap, causal, window)
+    how = AttentionSpec(how.over, how.length, how.keys, how.memory, order, factor, block, method, cap, causal, window)
     if method == "plain":
         return plain_attention(q, k, v, how, inputs)
     return bind(ATTENTION, q, k, v, *(inputs[role] for role in order), how=how)[0]
 
 
-def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str) -> Names:
+def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str) -> AttentionSpec:
     """The roles of the dims, and an error if keys have no dim of positions or two."""
     key_dims = [name for name in dict.fromkeys((length, memory)) if name in names(k.dims)]
     if len(key_dims) != 1:
@@ -117,7 +117,7 @@ def _names(q: Tensor, k: Tensor, v: Tensor, over: str, length: str, memory: str)
             f"md.attention: q {show(q.dims)} has {memory!r}, the positions of keys\n"
             "  rename its positions, or call those of queries and keys length="
         )
-    return Names(over, length if has_length else "", key_dims[0], memory)
+    return AttentionSpec(over, length if has_length else "", key_dims[0], memory)
 
 
 def _check_options(window: int | None, soft_cap: float | None, method: str, block: int) -> None:
@@ -130,7 +130,7 @@ def _check_options(window: int | None, soft_cap: float | None, method: str, bloc
         raise ShapeError(f"md.attention: soft_cap is a positive number; got {soft_cap!r}")
 
 
-def _check_positions(how: Names, compares: bool, inputs: dict[str, Tensor]) -> None:
+def _check_positions(how: AttentionSpec, compares: bool, inputs: dict[str, Tensor]) -> None:
     """`compares`: the positions of queries and keys are compared."""
     if compares and not how.length and "offset" not in inputs:
         raise ShapeError(
@@ -143,7 +143,7 @@ def _check_positions(how: Names, compares: bool, inputs: dict[str, Tensor]) -> N
         raise ShapeError("md.attention: bias and mask need two names; give the keys' one with memory=")
 
 
-def _check_keys(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_keys(how: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> None:
     dtypes = {x.dtype for x in (q, k, v)}
     if len(dtypes) > 1 or any(kind(dtype) != "f" for dtype in dtypes):
         raise ShapeError(
@@ -163,7 +163,7 @@ def _check_keys(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ShapeError(f"md.attention: {d.name!r} has size {known[d.name].size} in q and {d.size} in k")
 
 
-def _check_values(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_values(how: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> None:
     batch = how.batch(k.dims)
     own = [d for d in v.dims if d.name != how.keys and d not in batch]
     keys = find(how.keys, k.dims)
@@ -178,7 +178,7 @@ def _check_values(how: Names, q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_extras(how: Names, q: Tensor, k: Tensor, inputs: dict[str, Tensor]) -> None:
+def _check_extras(how: AttentionSpec, q: Tensor, k: Tensor, inputs: dict[str, Tensor]) -> None:
     keys = find(how.keys, k.dims)
     shared = [d for d in q.dims if d.name != how.over]
     scores = [*shared, Dim(how.memory, keys.size)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .names import Names
+from .spec import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Case:
     head: int
     value: int
     dtype: np.dtype
-    how: Names  # its options and the operands beside q, k and v
+    how: AttentionSpec  # its options and the operands beside q, k and v
     empty: bool = False  # an operand has no elements
     part: bool = False  # other devices have the other keys
     padded: bool = False  # keys are stored with padding

@@ -11,7 +11,7 @@ from ...dims import Dim, Shape, fresh_dim, names
 from . import blockwise, in_numpy
 from .arrays import Arrays, Sees, Span
 from .kernels import BLOCKWISE, AttentionKernel
-from .names import Names, value_dim
+from .spec import AttentionSpec, value_dim
 
 QUERY = Dim("query__position", 1)  # the dim of positions of queries that have none
 
@@ -21,13 +21,13 @@ class Canonical:
     """The operands of one device by role, with their blocks."""
 
     c: Local
-    how: Names
+    how: AttentionSpec
     arrays: Mapping[str, Any]
     blocks: Mapping[str, Block]
     kernel: AttentionKernel = BLOCKWISE
 
     @staticmethod
-    def of(c: Local, how: Names, ins: Sequence[Any], kernel: AttentionKernel | None = None) -> Canonical:
+    def of(c: Local, how: AttentionSpec, ins: Sequence[Any], kernel: AttentionKernel | None = None) -> Canonical:
         """The operands of an attention or of its gradient."""
         return Canonical(c, how, how.roles(ins), how.roles(c.ins[: len(ins)]), kernel or BLOCKWISE)
 

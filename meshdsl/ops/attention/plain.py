@@ -13,10 +13,10 @@ from ..elementwise import exp, stop_gradient, tanh, where
 from ..indexing import iota
 from ..reductions import broadcast, max, sum
 from ..reshape import rename, transpose
-from .names import Names, value_dim
+from .spec import AttentionSpec, value_dim
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, how: Names, extras: Mapping[str, Tensor]) -> Tensor:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, how: AttentionSpec, extras: Mapping[str, Tensor]) -> Tensor:
     """The formula with all scores at once."""
     value = value_dim(k.dims, v.dims, how)
     out = tuple(value if d.name == how.over else d for d in q.dims)
@@ -39,7 +39,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, how: Names, extras: Mapping
     return einsum(cast(p / where(total > 0, total, 1), v.dtype), v, out=out)
 
 
-def _capped(s: Tensor, how: Names) -> tuple[Tensor, Tensor | None]:
+def _capped(s: Tensor, how: AttentionSpec) -> tuple[Tensor, Tensor | None]:
     """The scores after the soft cap, and its derivative; None without a cap."""
     if how.soft_cap is None:
         return s, None
@@ -47,7 +47,7 @@ def _capped(s: Tensor, how: Names) -> tuple[Tensor, Tensor | None]:
     return share * how.soft_cap, 1 - share * share
 
 
-def _keys(how: Names, q: Tensor, k: Tensor, v: Tensor) -> Dim:
+def _keys(how: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Dim:
     """The dim of keys in an array of scores; its name differs from that of the queries' positions."""
     keys = Dim(how.memory, find(how.keys, k.dims).size)
     return (
@@ -59,7 +59,7 @@ def _renamed(x: Tensor, old: str, new: str) -> Tensor:
     return x if old == new or old not in names(x.dims) else rename(x, **{old: new})
 
 
-def near(distance: Tensor, how: Names) -> list[Tensor]:
+def near(distance: Tensor, how: AttentionSpec) -> list[Tensor]:
     """The conditions on a query's position minus a key's."""
     after = [distance >= 0] if how.causal else []
     if how.window is None:
@@ -67,7 +67,7 @@ def near(distance: Tensor, how: Names) -> list[Tensor]:
     return [*after, distance < how.window] if how.causal else [distance < how.window, distance > -how.window]
 
 
-def _seen(rest: Shape, keys: Dim, how: Names, extras: Mapping[str, Tensor]) -> Tensor | None:
+def _seen(rest: Shape, keys: Dim, how: AttentionSpec, extras: Mapping[str, Tensor]) -> Tensor | None:
     """The mask of keys that each query sees, with dims among `rest` and the keys; None if queries see all keys."""
     length = tuple(d for d in rest if d.name == how.length)
     pair = (*length, keys)
@@ -91,7 +91,7 @@ def _seen(rest: Shape, keys: Dim, how: Names, extras: Mapping[str, Tensor]) -> T
     return seen
 
 
-def plain_gradient(*ins: Tensor, how: Names) -> tuple[Tensor, ...]:
+def plain_gradient(*ins: Tensor, how: AttentionSpec) -> tuple[Tensor, ...]:
     """The cotangents of q, k, v and the bias by the formula; second derivatives are those of these operations."""
     roles = how.roles(ins)
     q, k, v, ct = (roles[r] for r in ("q", "k", "v", "ct"))

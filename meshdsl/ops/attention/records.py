@@ -24,32 +24,32 @@ from ...trace import Tensor, bind
 from ..indexing import iota
 from ..reductions import broadcast, spread
 from .kernels import AttentionKernel
-from .names import RESIDUALS, Names, value_dim, wide_dtype
 from .operands import Canonical
 from .plain import near, plain_gradient
+from .spec import RESIDUALS, AttentionSpec, value_dim, wide_dtype
 
 MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
 
 
-def _type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
+def _type(*types: Type, how: AttentionSpec, **_: Any) -> tuple[Type, ...]:
     q, k, v = types[:3]
     value = value_dim(k.dims, v.dims, how)
     out = tuple(value if d.name == how.over else d for d in q.dims)
     return Type(out, how.dtype(v.dtype)), Type(tuple(d for d in q.dims if d.name != how.over), wide_dtype(v.dtype))
 
 
-def _grad_type(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
+def _grad_type(*types: Type, how: AttentionSpec, **_: Any) -> tuple[Type, ...]:
     roles = how.roles(types)
     return tuple(Type(roles[r].dims, how.dtype(roles[r].dtype)) for r in MOVING if r in roles)
 
 
-def _kernel(c: Local, *ins: Any, how: Names, kernel: AttentionKernel | None = None) -> Any:
+def _kernel(c: Local, *ins: Any, how: AttentionSpec, kernel: AttentionKernel | None = None) -> Any:
     form = Canonical.of(c, how, ins, kernel)
     out, lse = form.results(form.operands(), c.outs)
     return out.astype(how.dtype(ins[2].dtype)), lse
 
 
-def _grad_kernel(c: Local, *ins: Any, how: Names, kernel: AttentionKernel | None = None) -> Any:
+def _grad_kernel(c: Local, *ins: Any, how: AttentionSpec, kernel: AttentionKernel | None = None) -> Any:
     form = Canonical.of(c, how, ins, kernel)
     gradients = form.cotangents(form.operands())
     dtypes = [form.arrays[role].dtype for role in MOVING if role in form.arrays]
@@ -89,14 +89,14 @@ def _pairs_in_blocks(first: int, queries: int, keys: int, causal: bool, window: 
     return float(pairs)
 
 
-def products(ins: Any, shapes: Sequence[Shape], how: Names, heads: int, values: int) -> float:
+def products(ins: Any, shapes: Sequence[Shape], how: AttentionSpec, heads: int, values: int) -> float:
     """FLOPs for each pair of a query and a key: `heads` products over the contracted dim, `values` over the values'."""
     q, v = (dict(zip(names(shapes[i]), ins[i], strict=True)) for i in (0, 2))
     rest = math.prod(n for d, n in q.items() if d not in (how.length, how.over))
     return 2.0 * rest * (heads * q[how.over] + values * v[value_dim(shapes[1], shapes[2], how).name])
 
 
-def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, blocks: Any) -> float:
+def _pairs(ins: Any, shapes: Sequence[Shape], how: AttentionSpec, blocks: Any) -> float:
     """Query-key pairs computed by the device with the last queries, the most on any device."""
     q, k = (dict(zip(names(shape), n, strict=True)) for shape, n in zip(shapes[:2], ins[:2], strict=True))
     queries, keys = q.get(how.length, 1), k[how.keys]
@@ -107,14 +107,14 @@ def _pairs(ins: Any, shapes: Sequence[Shape], how: Names, blocks: Any) -> float:
 def _counted(heads: int, values: int) -> Callable[..., float]:
     """The FLOPs of so many products (see `products`), of the pairs that are seen."""
 
-    def flops(ins: Any, outs: Any, *, shapes: Any, how: Names, blocks: Any = None) -> float:
+    def flops(ins: Any, outs: Any, *, shapes: Any, how: AttentionSpec, blocks: Any = None) -> float:
         return _pairs(ins, shapes, how, blocks) * products(ins, shapes, how, heads, values)
 
     return flops
 
 
 def attention_labels(
-    ins: Sequence[Shape], outs: Sequence[Shape], how: Names, keys: str | None, gradient: bool
+    ins: Sequence[Shape], outs: Sequence[Shape], how: AttentionSpec, keys: str | None, gradient: bool
 ) -> Labels:
     """Dims by name; the contracted dim and that of the values must be replicated.
 
@@ -134,12 +134,12 @@ def attention_labels(
     )
 
 
-def _rule(*types: Type, how: Names, **_: Any) -> Labels:
+def _rule(*types: Type, how: AttentionSpec, **_: Any) -> Labels:
     outs = [t.dims for t in _type(*types, how=how)]
     return attention_labels([t.dims for t in types], outs, how, None, gradient=False)
 
 
-def _grad_rule(*types: Type, how: Names, **_: Any) -> Labels:
+def _grad_rule(*types: Type, how: AttentionSpec, **_: Any) -> Labels:
     outs = [t.dims for t in _grad_type(*types, how=how)]
     return attention_labels([t.dims for t in types], outs, how, None, gradient=True)
 
@@ -157,7 +157,7 @@ def _fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], **params: A
     return outs, (ins, outs)
 
 
-def _vjp(cts: Sequence[Tensor | None], residuals: Any, *, how: Names, **params: Any) -> list[Tensor | None]:
+def _vjp(cts: Sequence[Tensor | None], residuals: Any, *, how: AttentionSpec, **params: Any) -> list[Tensor | None]:
     ins, (out, lse) = residuals
     ct, lse_ct = cts
     more = [] if lse_ct is None else [lse_ct]
@@ -191,7 +191,7 @@ ATTENTION = Op(
 )
 
 
-def vectorised(op: Op, ins: Sequence[Tensor], new: Dim, how: Names) -> tuple[Tensor, ...]:
+def vectorised(op: Op, ins: Sequence[Tensor], new: Dim, how: AttentionSpec) -> tuple[Tensor, ...]:
     """The results of attention, or of its gradient, on operands some of which have the dim `new`, first."""
     roles = how.roles(ins)
     together = {"k", "v"} if new in (*roles["k"].dims, *roles["v"].dims) else set[str]()
@@ -204,7 +204,7 @@ def vectorised(op: Op, ins: Sequence[Tensor], new: Dim, how: Names) -> tuple[Ten
     return bind(op, *roles.values(), how=how)
 
 
-def _masked(roles: dict[str, Tensor], how: Names) -> tuple[dict[str, Tensor], Names]:
+def _masked(roles: dict[str, Tensor], how: AttentionSpec) -> tuple[dict[str, Tensor], AttentionSpec]:
     """The operands with a mask in the place of the offset."""
     keys = next(d for d in roles["k"].dims if d.name == how.keys)
     memory = Dim(how.memory, keys.size)

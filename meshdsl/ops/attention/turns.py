@@ -22,9 +22,9 @@ from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from .arrays import Arrays, Span
 from .kernels import AttentionKernel
-from .names import Names
 from .operands import Canonical
 from .records import ATTENTION, MOVING, pairs_seen, products
+from .spec import AttentionSpec
 
 
 def chunk(c: Local, device: Any, n: int, half: int) -> Any:
@@ -46,7 +46,7 @@ def _operands(
     ins: Any,
     turn: Any,
     *,
-    how: Names,
+    how: AttentionSpec,
     axes: Axes,
     zigzag: bool | None,
     turns: int,
@@ -88,7 +88,7 @@ def _grad_kernel(c: Local, *ins: Any, **params: Any) -> Any:
 def _pairs(
     ins: Any,
     shapes: Any,
-    how: Names,
+    how: AttentionSpec,
     zigzag: bool | None,
     turns: int,
     blocks: Any = None,
@@ -106,16 +106,18 @@ def _pairs(
     return pairs_seen(max(0, length - queries), queries, memory, how.causal, how.window, blocks) / turns
 
 
-def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int], counts: tuple[int, int]) -> Op:
+def _turn(
+    name: str, kernel: Callable[..., Any], results: Callable[[AttentionSpec], int], counts: tuple[int, int]
+) -> Op:
     """The operation of a turn, whose last operands are its results so far and the number of the turn.
 
     `results(how)` is the number of results; `counts` are the last arguments of `products`.
     """
 
-    def so_far(*types: Type, how: Names, **_: Any) -> tuple[Type, ...]:
+    def so_far(*types: Type, how: AttentionSpec, **_: Any) -> tuple[Type, ...]:
         return types[-1 - results(how) : -1]
 
-    def labels(*types: Type, how: Names, **_: Any) -> Labels:
+    def labels(*types: Type, how: AttentionSpec, **_: Any) -> Labels:
         """Dims by name: every operand is this device's block of it."""
         ins = [named(t.dims) for t in types]
         return Labels(tuple(ins), tuple(ins[-1 - results(how) : -1]))
@@ -124,7 +126,7 @@ def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int]
         """Those so far: no label can say that a block is another device's."""
         return [v.sharding for v in eqn.ins[-1 - len(eqn.outs) : -1]]
 
-    def flops(ins: Any, outs: Any, *, shapes: Any, how: Names, **params: Any) -> float:
+    def flops(ins: Any, outs: Any, *, shapes: Any, how: AttentionSpec, **params: Any) -> float:
         return _pairs(ins, shapes, how, **params) * products(ins, shapes, how, *counts)
 
     return Op(
@@ -132,7 +134,7 @@ def _turn(name: str, kernel: Callable[..., Any], results: Callable[[Names], int]
     )
 
 
-def _cotangents(how: Names) -> int:
+def _cotangents(how: AttentionSpec) -> int:
     return len([role for role in MOVING if role in ("q", "k", "v", *how.extras)])
 
 
@@ -140,11 +142,11 @@ ATTENTION_TURN = _turn("attention_turn", _kernel, lambda how: 2, (1, 1))
 ATTENTION_TURN_GRAD = _turn("attention_turn_grad", _grad_kernel, _cotangents, (3, 2))
 
 
-def _part_type(*types: Type, how: Names, parts: Dim, **_: Any) -> tuple[Type, ...]:
+def _part_type(*types: Type, how: AttentionSpec, parts: Dim, **_: Any) -> tuple[Type, ...]:
     return tuple(Type((*t.dims, parts), t.dtype) for t in ATTENTION.infer(types, {"how": how}))
 
 
-def _part_kernel(c: Local, *ins: Any, how: Names, parts: Dim, kernel: AttentionKernel | None = None) -> Any:
+def _part_kernel(c: Local, *ins: Any, how: AttentionSpec, parts: Dim, kernel: AttentionKernel | None = None) -> Any:
     """The attention to the device's own keys, as the one element of the dim `parts` that it stores."""
     form = Canonical.of(c, how, ins, kernel)
     blocks = [dataclasses.replace(b, dims=b.dims[:-1], sizes=b.sizes[:-1], axes=b.axes[:-1]) for b in c.outs]

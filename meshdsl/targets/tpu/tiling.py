@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...ops.attention.arrays import Sees
-from ...ops.attention.names import Names
+from ...ops.attention.spec import AttentionSpec
 
 LANES = 128  # of a register of a TPU
 
@@ -25,7 +25,7 @@ class Tiling:
     queries: int  # queries of a block
     keys: int  # keys of a block
     sees: Sees
-    how: Names
+    how: AttentionSpec
     wide: np.dtype[Any]  # of scores and sums
     out: np.dtype[Any]  # of results
     interpret: bool = False

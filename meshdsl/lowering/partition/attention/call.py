@@ -9,8 +9,8 @@ from ....dims import Dim, names
 from ....ir import NO_CAUSE, Because, Cause, Eqn, Labels, Var
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
-from ....ops.attention.names import Names, value_dim
 from ....ops.attention.records import ATTENTION_GRAD, MOVING, attention_labels, own_shardings
+from ....ops.attention.spec import AttentionSpec, value_dim
 from ...labels import apply
 from ..choose import Claims, choose
 from ..claims import claims_of, settle_conflicts
@@ -31,7 +31,7 @@ class AttentionCall:
     @staticmethod
     def of(scope: Scope, eqn: Eqn) -> AttentionCall:
         """Assign axes to the dims, so that the fewest bytes are sent."""
-        how: Names = eqn.params["how"]
+        how: AttentionSpec = eqn.params["how"]
         both = how.length and scope.setting.layout.axes(how.length) == scope.setting.layout.axes(how.keys)
         labels = _labels(eqn, how.length if how.keys == how.length or both else how.keys)
         nothing = all(v in scope.unmaterialized for v in eqn.ins)
@@ -44,7 +44,7 @@ class AttentionCall:
         return AttentionCall(scope, eqn, labels, choose(*settle_conflicts(scope, eqn, labels, claims), price))
 
     @property
-    def how(self) -> Names:
+    def how(self) -> AttentionSpec:
         return self.eqn.params["how"]
 
     @property

@@ -27,7 +27,7 @@ from ....errors.units import show_bytes
 from ....ir import Because, Cause, Eqn, Type, Var
 from ....layouts import Sharding
 from ....layouts.sharding import Axes
-from ....ops.attention.names import wide_dtype
+from ....ops.attention.spec import wide_dtype
 from ....ops.attention.turns import ATTENTION_PART, WEIGH_PART, part_shardings
 from ...labels import apply
 from ..index_map import gathered

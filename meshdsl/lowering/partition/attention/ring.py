@@ -23,7 +23,7 @@ from ....control import SCAN
 from ....dims import Dim
 from ....ir import Because, Cause, Eqn, Scan, Var
 from ....layouts.sharding import Axes
-from ....ops.attention.names import RESIDUALS, wide_dtype
+from ....ops.attention.spec import RESIDUALS, wide_dtype
 from ....ops.attention.turns import ATTENTION_TURN, ATTENTION_TURN_GRAD
 from ....ops.dtypes import CAST
 from ....ops.indexing import IOTA

@@ -14,8 +14,8 @@ RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after th
 
 
 @dataclass(frozen=True)
-class Names:
-    """The roles of an attention's dims and operands.
+class AttentionSpec:
+    """The roles of an attention's dims and operands, and its options.
 
     `length` is the dim of the queries' positions ("" if they have none), `keys` that of keys and values (it equals
     `length` where both have one name), and `memory` the name of the keys' positions in bias and mask.
@@ -70,7 +70,7 @@ def wide_dtype(dtype: Any) -> np.dtype:
     return np.dtype(dtype) if np.dtype(dtype).itemsize > wide.itemsize else wide
 
 
-def value_dim(k: Shape, v: Shape, how: Names) -> Dim:
+def value_dim(k: Shape, v: Shape, how: AttentionSpec) -> Dim:
     """The dim of the values that is neither their position nor shared with keys; it may be the contracted dim."""
     batch = how.batch(k)
     return next(d for d in v if d.name != how.keys and d not in batch)
