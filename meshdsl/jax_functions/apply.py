@@ -38,7 +38,7 @@ def apply(
     function.require()
     params = {"key": object(), "follows": False, "unchecked": True if unchecked else None}
     return tree.tree_unflatten(
-        structure, bind(JAX_BLOCKS, *tensors, f=function, results=shapes, **function.shown, **params)
+        structure, bind(JAX_BLOCKS, *tensors, f=function, results=shapes, **function.stated, **params)
     )
 
 

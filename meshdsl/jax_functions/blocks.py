@@ -159,7 +159,7 @@ def _vjp(
         pulled, cost = _pulled(f, len(ins), members, read), f.cost and 3 * f.cost
         g = JaxFunction(pulled, f"d_{f.name}", types, shapes, split, contract, checked, cost)
         g.require()
-        options = {"results": shapes, "key": key, "follows": True, "unchecked": unchecked, **g.shown}
+        options = {"results": shapes, "key": key, "follows": True, "unchecked": unchecked, **g.stated}
         options["check"] = options["check"] or check
         for i, grad in zip(members, bind(JAX_BLOCKS, *operands, f=g, **options), strict=True):
             known = grads[i]
@@ -191,7 +191,7 @@ def _vmap(*ins: Tensor, new: Dim, f: JaxFunction, results: tuple[Shape, ...], **
     types = tuple(x.type for x in ins)
     shapes = tuple((new, *shape) for shape in results)
     g = JaxFunction(flat, f.name, types, shapes, (*f.split, new.name), f.contract, f.checked, f.cost)
-    return bind(JAX_BLOCKS, *ins, f=g, results=shapes, **{**params, **g.shown, "check": params["check"]})
+    return bind(JAX_BLOCKS, *ins, f=g, results=shapes, **{**params, **g.stated, "check": params["check"]})
 
 
 JAX_BLOCKS = Op("local", type=_type, kernel=_kernel, vjp=_vjp, vmap=_vmap, reduce=Reduce.SUM, rule=_rule, flops=_flops)

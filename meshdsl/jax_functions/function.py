@@ -63,7 +63,7 @@ class JaxFunction:
         return {}
 
     @property
-    def shown(self) -> dict[str, str | None]:
+    def stated(self) -> dict[str, str | None]:
         """Parameters for printed programs."""
         return {
             "split": ",".join(self.split) or None,

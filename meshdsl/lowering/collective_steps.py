@@ -63,7 +63,7 @@ REGROUP = Op(  # dims as several dims, one for each level of the network, or bac
 )
 
 
-class Network(Protocol):
+class PlacedNetwork(Protocol):
     """The placement of a mesh on a network, as `cost.network.place` returns it."""
 
     @property
@@ -71,14 +71,14 @@ class Network(Protocol):
     def seconds_of(self, record: CollectiveRecord) -> float: ...
 
 
-def has_slow(program: Program, placement: Network) -> bool:
+def has_slow(program: Program, placement: PlacedNetwork) -> bool:
     """True if the program sends over a mesh axis of an outer level of the network, and has axes of an inner one."""
     levels = placement.levels
     fastest = min(levels.values(), default=0)
     return any(levels.get(axis, fastest) > fastest for record in program.collectives for axis in record.axes)
 
 
-def in_steps(program: Program, mode: str, machine: str, placement: Network) -> Program:
+def in_steps(program: Program, mode: str, machine: str, placement: PlacedNetwork) -> Program:
     """The program with collectives in steps: "always", wherever they can be; "auto", where these need less time by the
     formulas and tables of the network of `machine`.
 
@@ -112,7 +112,7 @@ class _Rewriter:
     """Rewrites programs for one machine; keeps what it took in steps, and why it left others flat."""
 
     machine: str
-    placement: Network
+    placement: PlacedNetwork
     always: bool
     taken: int = 0
     reasons: list[str] = dataclasses.field(default_factory=list[str])
