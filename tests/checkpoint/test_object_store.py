@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -58,6 +59,27 @@ def test_a_run_saves_at_a_url_while_it_trains(tmp_path: Path):
     checkpoints = md.Checkpoints(f"file://{tmp_path}/run", keep=None)
     list(train(tiny, DATA, steps=6, eval_batches=0, keep=Keeping(checkpoints, every=2)))
     assert {2, 6} <= {*checkpoints.steps()} <= {2, 4, 6}  # the one of step 4 is left out while that of 2 is written
+
+
+def test_a_step_that_says_something_else_is_refused(tmp_path: Path):
+    with md.Checkpoints(f"file://{tmp_path}/run", keep=None) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"w": md.full("io:4", float(step))}, config={"rate": 0.5})
+        checkpoints.wait()
+        (meta,) = (tmp_path / "run" / "step-00000002" / "meta").glob("*metadata*")
+        original, rng = meta.read_bytes(), random.Random(0)
+        for place in rng.sample(range(len(original)), 40):
+            damaged = bytearray(original)
+            damaged[place] ^= 1 << rng.randrange(7)
+            meta.write_bytes(damaged)
+            with pytest.raises(md.CheckpointError):
+                checkpoints.restore(2)
+        meta.write_bytes(original)
+        assert checkpoints.restore(2).config == {"rate": 0.5}
+        os.rename(tmp_path / "run" / "step-00000001", tmp_path / "aside")
+        os.rename(tmp_path / "run" / "step-00000002", tmp_path / "run" / "step-00000001")
+        with pytest.raises(md.CheckpointError, match="it is step 2, moved"):
+            checkpoints.restore(1)
 
 
 def test_an_uncommitted_step_is_neither_listed_nor_in_the_way(tmp_path: Path):

@@ -8,6 +8,8 @@ store has no lock, so a run must be the only writer of its URL.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -108,7 +110,8 @@ class OrbaxStore:
         arrays, args = nested({path: x.stored for path, x in tensors.items()}), self.orbax.args
         with library_errors(SaveError, f"{step_name(step)} was not saved in {self.directory}"):
             meta = {"step": step, "tensors": types, **fields}
-            both = args.Composite(state=args.PyTreeSave(arrays), meta=args.JsonSave(meta))
+            saved = args.JsonSave({**meta, "sha256": _sha256(meta)})
+            both = args.Composite(state=args.PyTreeSave(arrays), meta=saved)
             self._writer.save(self.directory / step_name(step), args=both)
             self._writing = self._waiter.submit(self._writer.wait_until_finished)
 
@@ -123,6 +126,10 @@ class OrbaxStore:
         with library_errors(CheckpointError, f"{step_name(step)} cannot be read"):
             path = self.directory / step_name(step)
             meta: Any = self._writer.restore(path, args=args.Composite(meta=args.JsonRestore())).meta
+            if meta.pop("sha256", None) != _sha256(meta):
+                raise CheckpointError(f"{step_name(step)} cannot be read: its meta does not have its SHA-256")
+            if meta["step"] != step:
+                raise CheckpointError(f"{step_name(step)} cannot be read: it is step {meta['step']}, moved")
             stored = {
                 p: StoredTensor(p, Type(tuple(Dim(name, size) for name, size in dims), np.dtype(dtype)), (), ())
                 for p, (dims, dtype) in meta["tensors"].items()
@@ -168,6 +175,11 @@ class OrbaxReader:
     def verify(self) -> None:
         for entry in self.manifest.tensors.values():
             self.whole(entry)
+
+
+def _sha256(meta: Mapping[str, Any]) -> str:
+    """The hash of what a step says about itself; Orbax has checksums of tensors alone."""
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
