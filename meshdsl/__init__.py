@@ -109,7 +109,7 @@ _MODULES = {
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
-    "hub": "train.hub",
+    "hub": "train.weights.hub",
     "compilers": "tools.compilers",
 }  # public names that are modules
 _UNLISTED = {"train": "train"}  # the training runtime, which has a page of its own

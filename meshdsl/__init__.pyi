@@ -165,7 +165,6 @@ from .trace.arguments import tensor as tensor
 from .trace.platform import platform as platform
 from .trace.tensors import Tensor as Tensor
 from .trace.tracing import eval_shape as eval_shape
-from .train import hub as hub
 from .train.checkpoint import Checkpoints as Checkpoints
 from .train.checkpoint import Restored as Restored
 from .train.checkpoint.convert import export_orbax as export_orbax
@@ -175,6 +174,7 @@ from .train.checkpoint.convert import import_safetensors as import_safetensors
 from .train.weights import HubConfig as HubConfig
 from .train.weights import HuggingFace as HuggingFace
 from .train.weights import export_hugging_face as export_hugging_face
+from .train.weights import hub as hub
 from .train.weights import import_hugging_face as import_hugging_face
 from .updates.weight_update import WeightUpdate as WeightUpdate
 from .workload import Workload as Workload

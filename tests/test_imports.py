@@ -146,7 +146,7 @@ def package_problem(here: str, item: Import) -> str | None:
 
     there = unit_of(item.module, item.name)
     if here in IN_THE_LANGUAGE:
-        may = there == here or item.module in ("meshdsl.errors.values", "meshdsl.errors.installed")
+        may = f"{there}.".startswith(f"{here}.") or item.module in ("meshdsl.errors.values", "meshdsl.errors.installed")
         return None if may or (here == "train" and item.module == "meshdsl.errors") else public_problem(item)
     if there in IN_THE_LANGUAGE:
         may = here in ("__init__", "tools", "__main__")

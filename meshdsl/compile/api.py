@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 
@@ -17,13 +17,12 @@ from ..updates.groups import group_of
 from ..updates.weight_update import WeightUpdate
 from .arguments import static_names
 from .compiled import Compiled
-from .knobs import also_named
+from .knobs import ShortNames, both_named
 from .memory_limit import check_limit
 from .pipeline import options_of
 from .plan import Plan, planned
 
 
-@also_named
 def compile(
     f: Callable[..., Any],
     mesh: MeshLike | None = None,
@@ -38,10 +37,11 @@ def compile(
     microbatches: int = 1,
     machine: Machine | str | os.PathLike[str] | None = None,
     unroll: bool = False,
-    steps: str = "auto",
-    chunks: int = 1,
+    collective_steps: str = "auto",
+    interleave: int = 1,
     memory_limit: float | None = None,
     strict: bool = True,
+    **short: Unpack[ShortNames],
 ) -> Compiled:
     """Compile `f` to one SPMD program on a mesh, under a layout.
 
@@ -103,6 +103,7 @@ def compile(
     over options runs to its end.
     """
     expect("f", f, Callable)
+    steps, chunks = both_named("md.compile", short, collective_steps, interleave)
     if plan is not None:
         expect("plan", plan, Plan)
         _check_alone(

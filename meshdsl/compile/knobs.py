@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict
 
 from ..errors import LayoutError, UsageError
 from ..errors.values import Table, read
@@ -16,7 +14,6 @@ from ..targets import FUSED
 from ..updates.groups import GroupSpec
 from ..updates.weight_update import WeightUpdate
 
-F = TypeVar("F", bound=Callable[..., Any])
 RECOMPUTATIONS = ("none", "collectives", "products", "full")  # of which a memory limit chooses
 KERNELS = ("auto", "blockwise", *FUSED)  # of attention
 REMATS = ("model", "none", "full", "offload", "products", "collectives")  # or "names:a,b"
@@ -33,18 +30,22 @@ def short_named(options: Mapping[str, Any]) -> dict[str, Any]:
     return {ALSO.get(name, name): value for name, value in options.items()}
 
 
-def also_named(f: F) -> F:
-    """The function, which takes its knobs under their longer names too, and shows these in its signature."""
+class ShortNames(TypedDict, total=False):
+    """The short names of two knobs, in calls that take both names."""
 
-    @functools.wraps(f)
-    def call(*args: Any, **options: Any) -> Any:
-        return f(*args, **short_named(options))
+    steps: str
+    chunks: int
 
-    names = {knob: name for name, knob in ALSO.items()}
-    signature = inspect.signature(f)
-    renamed = [p.replace(name=names.get(p.name, p.name)) for p in signature.parameters.values()]
-    call.__signature__ = signature.replace(parameters=renamed)  # pyright: ignore[reportAttributeAccessIssue]
-    return cast(F, call)
+
+def both_named(caller: str, short: ShortNames, collective_steps: str, interleave: int) -> tuple[str, int]:
+    """The two knobs, given under either name; raises `LayoutError` for both names, and for other keywords."""
+    given = {"collective_steps": collective_steps, "interleave": interleave}
+    default = {"collective_steps": "auto", "interleave": 1}
+    unknown = [name for name in short if name not in ShortNames.__annotations__]
+    if unknown:
+        raise LayoutError(f"{caller} has no option {unknown[0]!r}")
+    found = short_named({**{name: x for name, x in given.items() if x != default[name]}, **short})
+    return found.get("steps", "auto"), found.get("chunks", 1)
 
 
 @dataclass(frozen=True)

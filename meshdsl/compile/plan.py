@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..cost.machine import PACKAGED, Machine, users_folders
 from ..errors import LayoutError, nearest
@@ -25,7 +25,7 @@ from ..errors.values import load_toml, parse_toml, to_toml
 from ..layouts import Layout, Mesh, MeshLike
 from ..overlap.values import NO_OVERLAP, STEPS, Overlap
 from ..updates.weight_update import WeightUpdate
-from .knobs import KERNELS, KNOBS, also_named, check_choice, check_count, check_remat, short_named
+from .knobs import KERNELS, KNOBS, ShortNames, both_named, check_choice, check_count, check_remat, short_named
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -69,7 +69,6 @@ class Plan:
     machine: str | None
     chunks: int
 
-    @also_named
     def __init__(
         self,
         mesh: MeshLike = "",
@@ -80,12 +79,14 @@ class Plan:
         overlap: Overlap | str = NO_OVERLAP,
         attention_kernel: str = "auto",
         unroll: bool = False,
-        steps: str = "auto",
+        collective_steps: str = "auto",
         machine: str | None = None,
-        chunks: int = 1,
+        interleave: int = 1,
         *,
         strict: bool = True,
+        **short: Unpack[ShortNames],
     ):
+        steps, chunks = both_named("md.Plan", short, collective_steps, interleave)
         values = {
             "mesh": Mesh(mesh),
             "layout": layout if isinstance(layout, Layout) else Layout(layout),

@@ -135,6 +135,7 @@ class Lives:
         births: dict[Var, int] = {}
         deaths: dict[Var, int] = {}
         makers: dict[Var, Step] = {}
+        forward: set[Var] = set()  # values that the forward pass makes
         saved: set[Var] = set()
         communicated: set[Var] = set()
         for step in order:
@@ -145,17 +146,16 @@ class Lives:
             if isinstance(step, LoopStep):
                 carried = self.hold_trip(step)
             elif isinstance(step, Branch):
-                for sub, arm in zip(step.eqn.graphs().values(), step.arms, strict=True):
-                    source = holders(sub)
-                    self.hold_graph(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
+                self.hold_arms(step)
             last = len(self.moments) - 1
             for v in step.reads:
                 self.first_reads.setdefault(v, first)
                 deaths[v] = first - 1 if v in carried else last
-                if eqn.backward and v in makers and not _last(makers[v]).backward:
+                if eqn.backward and v in forward:
                     saved.add(v)
-            for v in step.writes:
-                births[v], makers[v] = first, step
+            births.update(dict.fromkeys(step.writes, first))
+            makers.update(dict.fromkeys(step.writes, step))
+            forward.update(() if eqn.backward else step.writes)
             if isinstance(step, Kernel):
                 self.hold_scratch(step, first)
             if isinstance(step, Send):
@@ -170,6 +170,12 @@ class Lives:
                 self.hold(v, category, *_origin(eqn, v), first, last)
         return births, deaths
 
+    def hold_arms(self, step: Branch) -> None:
+        """Hold the values of each arm of a conditional, one after the other."""
+        for sub, arm in zip(step.eqn.graphs().values(), step.arms, strict=True):
+            source = holders(sub)
+            self.hold_graph(sub, arm, {*sub.ins, *(source.get(v, v) for v in sub.outs)})
+
     def hold_scratch(self, step: Kernel, moment: int) -> None:
         """Hold what the kernel needs besides its operands and results."""
         for eqn in step.eqns:
@@ -183,12 +189,12 @@ class Lives:
         Such a step stays after the other readers of the values it frees, and of the argument whose buffer it reuses.
         A program with starts and waits keeps its order.
         """
+        if any(isinstance(step, Wait) for step in order):
+            return list(order)  # the program fixes the order
         readers: dict[Var, list[Step]] = defaultdict(list)
         for step in order:
             for v in step.reads:
                 readers[v].append(step)
-        if any(isinstance(step, Wait) for step in order):
-            return list(order)  # the program fixes the order
         times: dict[Step, int] = {}
         births: dict[Var, int] = {}
         for i, step in enumerate(order):

@@ -27,7 +27,7 @@ hbm = "data sheet"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any
@@ -140,27 +140,35 @@ def _network_problems(network: _NetworkTable) -> list[str]:
     """What does not fit together in a network."""
     problems = [] if network.level else ["network.level: at least one level is needed"]
     for i, level in enumerate(network.level):
-        key = f"network.level[{i}]"
-        if not level.axes or (level.kind != "torus" and len(level.axes) > 1):
-            count = "at least one axis" if level.kind == "torus" else "one axis"
-            problems.append(f"{key}.axes: a {level.kind} has {count}, got {dict(level.axes)}")
-        if level.wrap and level.kind != "torus":
-            problems.append(f"{key}.wrap: only the axes of a torus wrap, not those of a {level.kind}")
+        problems += _level_problems(f"network.level[{i}]", level)
     axes = [axis for level in network.level for axis in level.axes]
     for axis in sorted({axis for axis in axes if axes.count(axis) > 1}):
         problems.append(f"network.level: two levels have a hardware axis {axis!r}; give them different names")
     for i, table in enumerate(network.measured):
-        key = f"network.measured[{i}]"
-        if len(table.group) > len(network.level):
-            problems.append(
-                f"{key}.group: devices in each of the {len(network.level)} levels, inner to outer, got {table.group}"
-            )
-        for n, level in zip(table.group, network.level, strict=False):
-            if n > level.size:
-                problems.append(f"{key}.group: {n} devices in a level of {level.size}")
-        if any(later < sooner for (_, sooner), (_, later) in pairwise(table.points)):
-            problems.append(f"{key}.points: more bytes take less time; smooth the measurements")
+        problems += _table_problems(f"network.measured[{i}]", table, network.level)
     seen = [(table.kind, table.group) for table in network.measured]
     for kind, group in sorted({each for each in seen if seen.count(each) > 1}):
         problems.append(f"network.measured: two tables are of {kind} over {list(group)}; keep one")
+    return problems
+
+
+def _level_problems(key: str, level: NetworkTier) -> list[str]:
+    problems: list[str] = []
+    if not level.axes or (level.kind != "torus" and len(level.axes) > 1):
+        count = "at least one axis" if level.kind == "torus" else "one axis"
+        problems.append(f"{key}.axes: a {level.kind} has {count}, got {dict(level.axes)}")
+    if level.wrap and level.kind != "torus":
+        problems.append(f"{key}.wrap: only the axes of a torus wrap, not those of a {level.kind}")
+    return problems
+
+
+def _table_problems(key: str, table: TimeTable, levels: Sequence[NetworkTier]) -> list[str]:
+    problems: list[str] = []
+    if len(table.group) > len(levels):
+        problems.append(f"{key}.group: devices in each of the {len(levels)} levels, inner to outer, got {table.group}")
+    for n, level in zip(table.group, levels, strict=False):
+        if n > level.size:
+            problems.append(f"{key}.group: {n} devices in a level of {level.size}")
+    if any(later < sooner for (_, sooner), (_, later) in pairwise(table.points)):
+        problems.append(f"{key}.points: more bytes take less time; smooth the measurements")
     return problems

@@ -37,6 +37,7 @@ __all__ = [
     "raised",
     "short",
     "shown",
+    "text_of",
     "users_line",
     "whole",
 ]
@@ -255,6 +256,14 @@ def shown(value: Any) -> str:
     "'0.5' (str)"
     """
     return f"{short(value)} ({type(value).__name__})"
+
+
+def text_of(error: BaseException) -> str:
+    """The text of any error, which may itself fail to print."""
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"its text cannot be shown ({type(problem).__name__})"
 
 
 def whole(name: str, value: Any) -> int:

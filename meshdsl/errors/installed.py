@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import re
 import warnings
 from typing import Any
@@ -13,24 +12,27 @@ from . import MeshdslError
 
 OLDEST_JAX = (0, 10, 2)  # that of pyproject.toml
 NEWEST_JAX = (0, 12)  # the newest minor version that passes the tests
+TESTED_JAX = " to ".join(".".join(map(str, each)) for each in (OLDEST_JAX, NEWEST_JAX))
 
 
 @functools.cache
 def check_jax() -> None:
     """Raises `MeshdslError` if JAX is missing or too old, warns if it is newer than the tests. Does not import it."""
+    import importlib.metadata  # imported here because it is slow, and the command line imports this file
+
     try:
         installed = importlib.metadata.version("jax")
     except importlib.metadata.PackageNotFoundError:
         installed = "none"
     version = tuple(map(int, re.findall(r"\d+", installed)[:3]))
-    oldest, newest = (".".join(map(str, each)) for each in (OLDEST_JAX, NEWEST_JAX))
+    oldest, _, newest = TESTED_JAX.split()
     if version < OLDEST_JAX:
         raise MeshdslError(
             f"meshdsl needs JAX {oldest} or newer; installed: {installed}\n  pip install 'jax>={oldest}'"
         )
     if version[:2] > NEWEST_JAX:
         warnings.warn(
-            f"meshdsl is tested with JAX {oldest} to {newest}; installed: {installed}\n"
+            f"meshdsl is tested with JAX {TESTED_JAX}; installed: {installed}\n"
             f"  if something fails, compare with pip install 'jax=={newest}.*'",
             stacklevel=3,  # the user's line, which looked a public name up
         )
@@ -50,6 +52,8 @@ def installs(extra: str) -> str:
     >>> installs("safetensors")
     "pip install 'safetensors>=0.8'"
     """
+    import importlib.metadata
+
     try:
         lines = importlib.metadata.requires("meshdsl") or []
     except importlib.metadata.PackageNotFoundError:

@@ -23,6 +23,7 @@ from . import MeshdslError, UsageError, nearest
 
 _LONGEST = 1 << 20  # bytes of a file
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_MAPPINGS = (dict, collections.abc.Mapping)
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
@@ -124,30 +125,30 @@ class _Reader:
             return self._checked(key, value, kind)
         if origin in (types.UnionType, typing.Union):
             return self._one_of(key, value, args)
-        if origin is typing.Literal:
-            for option in args:
-                if isinstance(value, bool) == isinstance(option, bool) and str(value) == str(option):
-                    return option
-        elif origin in (tuple, list):
+        if origin in (tuple, list):
             return self._list(key, value, kind)
-        elif origin in (dict, collections.abc.Mapping):
-            if isinstance(value, dict):
-                table = Table(dict.fromkeys(value, args[1]))
-                names = [self.read(f"{key}.{name}", name, args[0]) for name in value]
-                return dict(zip(names, self._table(key, value, table).values(), strict=True))
-        elif isinstance(kind, Table):
+        if origin in _MAPPINGS:
+            return self._mapping(key, value, args)
+        if isinstance(kind, Table):
             return self._table(key, value, kind)
-        elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            before, values = len(self.problems), self._table(key, value, _table_of(kind))
-            return None if len(self.problems) > before else kind(**values)
-        elif kind in _NAMES:
-            found = _parsed(value, kind) if self.is_text else _converted(value, kind)
-            if found is not None:
-                return found
-        else:
-            self.problems.append(f"{key} is {_describe(kind)}, which has no text; set it in the workload's file")
-            return None
-        return self._wrong(key, value, described or kind)
+        if dataclasses.is_dataclass(kind):
+            return self._dataclass(key, value, kind)
+        if origin is typing.Literal or kind in _NAMES:
+            found = _chosen(value, args) if args else _parsed(value, kind) if self.is_text else _converted(value, kind)
+            return self._wrong(key, value, described or kind) if found is None else found
+        self.problems.append(f"{key} is {_describe(kind)}, which has no text; set it in the workload's file")
+        return None
+
+    def _dataclass(self, key: str, value: Any, kind: Any) -> Any:
+        before, values = len(self.problems), self._table(key, value, _table_of(kind))
+        return None if len(self.problems) > before else kind(**values)
+
+    def _mapping(self, key: str, value: Any, kinds: Sequence[Any]) -> Any:
+        if not isinstance(value, dict):
+            return self._wrong(key, value, dict[str, Any])
+        names = [self.read(f"{key}.{name}", name, kinds[0]) for name in value]
+        values = self._table(key, value, Table(dict.fromkeys(value, kinds[1]))).values()
+        return dict(zip(names, values, strict=True))
 
     def _wrong(self, key: str, value: Any, kind: Any) -> None:
         self.problems.append(f"{key} must be {_describe(kind)}, got {_shown(value)}".lstrip())
@@ -206,6 +207,12 @@ def _table_of(kind: Any) -> Table:
     return Table({f.name: hints[f.name] for f in fields}, required)
 
 
+def _chosen(value: Any, options: Sequence[Any]) -> Any:
+    """The option that is written like this value."""
+    same = (x for x in options if str(x) == str(value) and isinstance(x, bool) == isinstance(value, bool))
+    return next(same, None)
+
+
 def _parsed(text: str, kind: Any) -> Any:
     try:
         return _WORDS.get(text.lower()) if kind is bool else kind(text)
@@ -232,7 +239,7 @@ def _describe(kind: Any) -> str:
     if origin in (tuple, list):
         is_open = origin is list or args[-1] is Ellipsis
         return f"a list, each {_describe(args[0])}" if is_open else f"a list of {len(args)} values"
-    if origin in (dict, collections.abc.Mapping) or isinstance(kind, Table) or dataclasses.is_dataclass(kind):
+    if origin in _MAPPINGS or isinstance(kind, Table) or dataclasses.is_dataclass(kind):
         return "a table"
     return _NAMES.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 

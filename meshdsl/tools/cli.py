@@ -1,7 +1,8 @@
 """The command `meshdsl`. Results go to stdout, progress and errors to stderr; with `--json`, results are JSON lines.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-75 stopped by SIGTERM and saved, 130 interrupted. JAX is imported only by commands that need it; `--help` works without.
+69 another process of the run ended, 75 stopped by SIGTERM and saved, 130 interrupted. JAX is imported only by commands
+that need it; `--help` works without.
 
 Whatever a command raises is a message on stderr without a traceback (`MESHDSL_TRACEBACK=full` shows it). A model file
 runs the user's code, which may raise anything, also `SystemExit`: the message then shows its line.
@@ -17,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from ..errors import InternalError, LayoutError, MeshdslError, raised
+from ..errors import InternalError, LayoutError, MeshdslError, raised, text_of
 from ..errors.installed import check_jax
 from ..errors.no_effect import reported
 from .commands import (
@@ -73,6 +74,7 @@ examples:
   meshdsl doctor
 
 exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
+            69 another process of the run ended,
             75 stopped by SIGTERM and saved, 130 interrupted (saved if --checkpoints is given)
 """
 
@@ -132,7 +134,7 @@ def _warn_once() -> Callable[[str], object]:
 
 def _explained(error: BaseException, workload: str | None) -> MeshdslError:
     """The error to print instead: of the user's file, of the machine, or of meshdsl itself."""
-    name, text = type(error).__name__, _first_line(error)
+    name, text = type(error).__name__, next(iter(text_of(error).splitlines()), "no message")
     if "Unable to initialize backend" in text or "Unknown backend" in text:
         platforms = os.environ.get("JAX_PLATFORMS")
         variable = f"JAX_PLATFORMS is {platforms!r}; " if platforms else ""
@@ -154,11 +156,3 @@ def _explained(error: BaseException, workload: str | None) -> MeshdslError:
     return InternalError(
         f"{name}: {text}{location}\n  this is a bug in meshdsl; please report it. MESHDSL_TRACEBACK=full shows more"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error's text, which may itself fail to print."""
-    try:
-        return next(iter(str(error).splitlines()), "no message")
-    except Exception as problem:
-        return f"its text cannot be shown ({type(problem).__name__})"

@@ -35,14 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m meshdsl.tools.demo", description=description)
     parser.add_argument("--steps", type=int, default=STEPS, help=f"number of steps under each layout (default {STEPS})")
     options = parser.parse_args(arguments)
-    try:
-        return _demo(max(2, options.steps))
-    except md.MeshdslError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return _demo(max(2, options.steps))
 
 
 def _demo(steps: int) -> int:

@@ -12,14 +12,13 @@ import importlib.util
 import json
 import pkgutil
 import sys
-import traceback
 import types
 from pathlib import Path
 
 import meshdsl as md
 from meshdsl import models
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, Where, nearest, raised, text_of
 
 
 def load(text: str) -> md.Workload:
@@ -140,28 +139,12 @@ def _run(path: Path) -> types.ModuleType:
     except (md.MeshdslError, KeyboardInterrupt):
         raise
     except BaseException as error:  # also SystemExit: a file that exits, even with 0, defines no workload
-        raise md.MeshdslError(
-            f"{path} cannot be imported: {type(error).__name__}: {_text(error)}{_failing_line(error, path)}"
-        ) from error
+        where, text = raised(error), text_of(error)
+        if isinstance(error, SyntaxError):
+            where, text = Where(error.filename or str(path), error.lineno or 0), error.msg
+        line = f"\n  at {where}  {where.source()}".rstrip() if where is not None else ""
+        raise md.MeshdslError(f"{path} cannot be imported: {type(error).__name__}: {text}{line}") from error
     return module
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return error.msg if isinstance(error, SyntaxError) else str(error)
-    except Exception as problem:
-        return f"its text cannot be shown ({type(problem).__name__})"
-
-
-def _failing_line(error: BaseException, path: Path) -> str:
-    """The last line of the file that ran before the error, as a line of the message; empty if there is none."""
-    line, source = 0, ""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path.resolve())]
-    if isinstance(error, SyntaxError) and error.filename == str(path.resolve()):
-        line, source = error.lineno or 0, (error.text or "").strip()
-    elif frames:
-        line, source = frames[-1].lineno or 0, frames[-1].line or ""
-    return f"\n  at {path}:{line}  {source}".rstrip() if line else ""
 
 
 def mesh_and_layout(workload: md.Workload, layout: str | None, mesh: str | None) -> tuple[md.Mesh, md.Layout]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 import meshdsl as md
@@ -23,7 +24,6 @@ from ..errors.values import as_json
 from ..metric import MetricTerms, on_host
 from ..optim.optimizers import name_of
 from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
-from .checkpoint import processes
 from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
 from .peers import digests
@@ -227,7 +227,7 @@ class _Loop:
         self.save_due = not saved
         if saved:
             seconds = time.perf_counter() - started
-            copies = {"digests": digests(self.state.tree)} if processes.count() > 1 else {}
+            copies = {"digests": digests(self.state.tree)} if jax.process_count() > 1 else {}
             yield {"event": "save", "step": self.state.step, "seconds": seconds, **copies}
         self.reader.restart()
 

@@ -71,15 +71,7 @@ def check_average(workload: md.Workload, batches: Sequence[Arrays], evaluate: Ev
     if not plain:
         return []
     before.append(evaluate(batches[1]))
-    swapped: list[dict[str, np.ndarray]] = [dict(batch) for batch in batches]
-    for name in batches[0]:
-        if over in (names := _names(workload, name)):
-            axis = names.index(over)
-            odd = np.arange(batches[0][name].shape[axis]) // group % 2 == 1
-            odd = odd.reshape([-1 if i == axis else 1 for i in range(len(names))])
-            for i in range(2):
-                swapped[i][name] = np.where(odd, batches[1 - i][name], batches[i][name])
-    after = [evaluate(batch) for batch in swapped]
+    after = [evaluate(batch) for batch in _half_swapped(workload, batches, over, group)]
     a, b = joined(before), joined(after)
     mean = {name: a[name] for name in plain}
     tolerance = 1e-4 if all(before[0][name].terms[0].value.dtype.itemsize > 2 for name in plain) else 0.03
@@ -91,6 +83,21 @@ def check_average(workload: md.Workload, batches: Sequence[Arrays], evaluate: Ev
             "  if a mean over batches is what you want, say so: md.train.mean(value, count=1)"
         )
     return [name for name in plain if not math.isfinite(on_host(a[name]) + on_host(b[name]))]
+
+
+def _half_swapped(
+    workload: md.Workload, batches: Sequence[Arrays], over: str, group: int
+) -> list[dict[str, np.ndarray]]:
+    """Two batches that have swapped every other group of their rows."""
+    swapped: list[dict[str, np.ndarray]] = [dict(batch) for batch in batches]
+    for name in batches[0]:
+        if over in (names := _names(workload, name)):
+            axis = names.index(over)
+            odd = np.arange(batches[0][name].shape[axis]) // group % 2 == 1
+            odd = odd.reshape([-1 if i == axis else 1 for i in range(len(names))])
+            for i in range(2):
+                swapped[i][name] = np.where(odd, batches[1 - i][name], batches[i][name])
+    return swapped
 
 
 def _way_out(plain: bool) -> str:

@@ -26,9 +26,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 
 from ..errors import MeshdslError
-from .checkpoint import processes
 
 LEFT = 69  # the exit code of a process that ends because another one did; EX_UNAVAILABLE of sysexits.h
 BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
@@ -85,7 +86,7 @@ class Peers:
     """
 
     def __init__(self, say: Callable[[str], object], host: str | None = None, silence: float = SILENCE):
-        self.number, self.count, self.silence, self._say = processes.index(), processes.count(), silence, say
+        self.number, self.count, self.silence, self._say = jax.process_index(), jax.process_count(), silence, say
         self.step = 0
         self.saved: int | None = None
         self._lock = threading.Lock()
@@ -102,7 +103,7 @@ class Peers:
         with socket.create_server(("", 0), backlog=self.count) as server:
             token = secrets.token_hex(8)
             hello = {"at": host or socket.gethostname(), "port": server.getsockname()[1], "token": token}
-            processes.from_first(json.dumps(hello).encode(), 255)
+            _from_first(hello)
             server.settimeout(CONNECT)
             found: dict[int, _Peer] = {}
             while len(found) < self.count - 1:
@@ -120,7 +121,7 @@ class Peers:
             return list(found.values())
 
     def _connected(self) -> _Peer:
-        hello = json.loads(processes.from_first(b"", 255))
+        hello = _from_first(None)
         try:
             connection = socket.create_connection((hello["at"], hello["port"]), CONNECT)
         except OSError as error:
@@ -261,6 +262,12 @@ class Peers:
         os._exit(LEFT)
 
 
+def _from_first(message: Message | None) -> Message:
+    """The message that process 0 passes, in every process."""
+    text = np.frombuffer(json.dumps(message).encode().ljust(256), np.uint8)
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(text)).tobytes())
+
+
 def differences_of(said: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     """The values in which two processes differ, one line each; a name that one of them lacks is not compared.
 
@@ -306,13 +313,11 @@ def _sum_of_bits(x: jax.Array) -> jax.Array:
 
 def versions() -> dict[str, str]:
     """The versions that decide what a step computes."""
-    import numpy
-
     from .. import __version__
 
     return {
         "meshdsl": __version__,
         "jax": jax.__version__,
-        "numpy": numpy.__version__,
+        "numpy": np.__version__,
         "python": sys.version.split()[0],
     }

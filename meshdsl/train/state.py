@@ -116,17 +116,7 @@ class Keeping:
         if source is None:
             return None
         restored, changes_of_state = self._restored(source, step, like, program)
-        own_steps = self.checkpoints.steps()
-        if source is not self.checkpoints and own_steps:
-            raise UsageError(
-                f"{self.checkpoints.directory} already has checkpoints, up to step {own_steps[-1]}, and the run "
-                f"would resume from {self.resume}\n  use another directory for this run"
-            )
-        if self.resume not in ("auto", "never") and own_steps and own_steps[-1] > restored.step:
-            raise UsageError(
-                f"{self.checkpoints.directory} has checkpoints after step {restored.step}, up to {own_steps[-1]}\n"
-                "  use another directory for this run, or remove them first"
-            )
+        self._check_own_steps(source, restored.step)
         where = f"step {restored.step} of {source.directory}"
         data = restored.data if isinstance(restored.data, dict) else {}
         config = restored.config if isinstance(restored.config, dict) else {}
@@ -142,17 +132,12 @@ class Keeping:
                 f"{seed}\n  to continue with the same batches and random numbers, use --seed {data['seed']}"
             )
         if changes_of_state.any and not optimizer_changed:
-            raise UsageError(
-                "\n  ".join(
-                    [
-                        f"{where} has the state of another optimizer",
-                        *optimizer,
-                        str(changes_of_state),
-                        "to continue like this, use --optimizer-changed (optimizer_changed=True); otherwise use the "
-                        "saved optimizer, or another directory",
-                    ]
-                )
+            way_out = (
+                "to continue like this, use --optimizer-changed (optimizer_changed=True); otherwise use the saved "
+                "optimizer, or another directory"
             )
+            problem = f"{where} has the state of another optimizer"
+            raise UsageError("\n  ".join([problem, *optimizer, str(changes_of_state), way_out]))
         go_to(batches, data.get("position"), where)
         saved = restored.step if source is self.checkpoints else -1
         tree = changes_of_state.completed(restored.tree, like, init)
@@ -165,6 +150,20 @@ class Keeping:
             *([str(changes_of_state)] if changes_of_state.any else []),
         ]
         return Resumed(state, f"{source.directory}", changes, changes_of_state.to_dict())
+
+    def _check_own_steps(self, source: md.Checkpoints, step: int) -> None:
+        """Raises `UsageError` if the run's own directory has steps that this run would not continue."""
+        own_steps = self.checkpoints.steps()
+        if source is not self.checkpoints and own_steps:
+            raise UsageError(
+                f"{self.checkpoints.directory} already has checkpoints, up to step {own_steps[-1]}, and the run "
+                f"would resume from {self.resume}\n  use another directory for this run"
+            )
+        if self.resume not in ("auto", "never") and own_steps and own_steps[-1] > step:
+            raise UsageError(
+                f"{self.checkpoints.directory} has checkpoints after step {step}, up to {own_steps[-1]}\n"
+                "  use another directory for this run, or remove them first"
+            )
 
     def _restored(
         self, source: md.Checkpoints, step: int | None, like: Any, program: md.Program

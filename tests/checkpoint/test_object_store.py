@@ -105,7 +105,7 @@ def test_a_step_at_a_url_is_exported(tmp_path: Path):
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(md.MeshdslError, match=r"pip install 'meshdsl\[orbax\]'"):
+    with pytest.raises(md.MeshdslError, match=r"pip install 'orbax-checkpoint>=.*', or use meshdsl's own format"):
         md.Checkpoints("gs://bucket/run")
 
 

@@ -14,8 +14,8 @@ import jax
 import pytest
 
 from meshdsl.cost.report.schema import SCHEMA_VERSION
+from meshdsl.errors import installed
 from meshdsl.tools import cli
-from meshdsl.tools.commands import doctor
 from meshdsl.train import configure, load
 from tests.cli.running import HERE, Run, apart, here
 
@@ -260,7 +260,7 @@ def test_doctor_reports_no_problems():
 
 
 def test_doctor_reports_versions_out_of_range(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(doctor, "_requirements", lambda: {"jax": "<0.2"})
+    monkeypatch.setattr(installed, "NEWEST_JAX", (0, 2))
     run = here("doctor")
     assert run.code == 1
-    assert "is outside the tested range <0.2" in run.out
+    assert "problem: meshdsl is tested with JAX " in run.out

@@ -37,8 +37,9 @@ VALUES: dict[str, list[Any]] = {
 
 
 def drawn(rng: random.Random) -> md.Plan:
-    values = {name: rng.choice(options) for name, options in VALUES.items()}
-    plan = md.Plan(**{**values, "machine": None})
+    values: dict[str, Any] = {name: rng.choice(options) for name, options in VALUES.items()}
+    without: dict[str, Any] = {**values, "machine": None}
+    plan = md.Plan(**without)
     return md.Plan(**values) if plan.may_use_machine else plan
 
 

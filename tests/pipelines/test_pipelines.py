@@ -289,7 +289,8 @@ def test_exchanges_in_ticks_of_one_pass_hide_behind_another_part():
 
 
 def test_ticks_without_a_pipeline_are_refused():
-    for plan in ({"layout": "batch:stages"}, {"microbatches": 1}):
+    changes: list[dict[str, Any]] = [{"layout": "batch:stages"}, {"microbatches": 1}]
+    for plan in changes:
         with pytest.raises(md.LayoutError, match="overlap='ticks' has no effect"):
             md.compile(LLAMA.train_step(), plan=md.Plan(**{**TENSOR, **plan}, overlap="ticks", machine="h100")).program(
                 *LLAMA.specs()

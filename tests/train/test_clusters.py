@@ -19,6 +19,7 @@ import meshdsl as md
 from meshdsl.tools.commands import devices
 from meshdsl.train.checkpoint.directory import step_numbers
 from tests.together import free_port
+from tests.train import endings
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -153,3 +154,17 @@ def test_start_names_the_cluster_that_does_not_answer(monkeypatch: pytest.Monkey
     options.devices = 3
     with pytest.raises(md.MeshdslError, match="--devices 3 cannot be divided among 2 processes"):
         devices.start(options, md.Mesh("all:1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "codes"), [("raise", 1, [69, 1]), ("kill", 0, [-9, 69]), ("data", 1, [2, 2])]
+)
+def test_processes_of_a_run_end_within_seconds_when_one_does(fault: str, where: int, codes: list[int], tmp_path: Path):
+    found = endings.ended(fault, where, tmp_path)
+    assert found.codes == codes and found.seconds < 20  # 10 on a quiet machine
+    said = found.said[1 - where]
+    assert {
+        "raise": "process 1 ended: MeshdslError: faulty fails with this configuration: ValueError: row 7 of shard 2",
+        "kill": "process 0 is gone: it was killed, or its host is\n  so process 1 ends in step",
+        "data": "the processes of this run differ in what they store of step 4\n  ['params']['v']",
+    }[fault] in said, said

@@ -181,23 +181,19 @@ def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
         each = show_bytes(record.bytes) + ("" if record.dtype.itemsize >= 4 else f" {_short(record.dtype)}")
         groups.setdefault((line.where, line.backward, str(line.cause), each), []).append(cost)
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
+
+    def row(costs: Sequence[Cost], cause: str, *words: object) -> list[object]:
+        share = percent(sum(cost.exposed for cost in costs), report.seconds)
+        return [*words, round(sum(cost.line.trips for cost in costs), 4), share, f"{cause} on {','.join(group.axes)}"]
+
     for (where, backward, cause, each), costs in ranked[:3]:
         first = report.sends.index(costs[0])
-        yield [
-            f"{first}+" if len(costs) > 1 else first,
-            line_of(where),
-            "bwd" if backward else "fwd",
-            each,
-            round(sum(cost.line.trips for cost in costs), 4),
-            percent(sum(cost.exposed for cost in costs), report.seconds),
-            f"{cause} on {','.join(group.axes)}",
-        ]
+        number = f"{first}+" if len(costs) > 1 else first
+        yield row(costs, cause, number, line_of(where), "bwd" if backward else "fwd", each)
     if len(ranked) > 3:
         others = [cost for _, costs in ranked[3:] for cost in costs]
-        count = round(sum(cost.line.trips for cost in others), 4)
-        share = percent(sum(cost.exposed for cost in others), report.seconds)
         more = f"and {len(ranked) - 3} more line{'s' if len(ranked) > 4 else ''}"
-        yield ["", more, "", "", count, share, f"{group.label} on {','.join(group.axes)}"]
+        yield row(others, group.label, "", more, "", "")
 
 
 SHORT = {"saved activations": "saved", "optimizer state": "optimizer", "collective buffers": "collective"}

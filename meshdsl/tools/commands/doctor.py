@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import meshdsl as md
 
-from ...errors import UsageError
+from ...errors import MeshdslError, UsageError
+from ...errors.installed import TESTED_JAX, check_jax
 from .common import FAILURE, OK, answer, command, out_file, version, workload_options
 from .costing import step_of, step_options
 from .plans import knob_options, workload_and_plan
@@ -72,23 +73,25 @@ def _examine() -> tuple[dict[str, Any], list[str]]:
     import importlib.metadata  # imported here because it is slow, and `--help` imports this file
     import platform
 
-    required = _requirements()
     versions: dict[str, Any] = {
         "meshdsl": version(),
         "python": platform.python_version(),
         "system": platform.platform(),
     }
-    problems = []
+    problems: list[str] = []
     for name in ("jax", "jaxlib", "numpy"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "missing"
-            problems.append(f"{name} is not installed; pip install {name}{required.get(name, '')}")
-            continue
-        if not _in_range(versions[name], required.get(name, "")):
-            problems.append(f"{name} {versions[name]} is outside the tested range {required[name]}")
-    versions["tested jax"] = required.get("jax", "unknown")
+            problems.append(f"{name} is not installed; pip install {name}")
+    versions["tested jax"] = TESTED_JAX
+    with warnings.catch_warnings(record=True, action="always") as untested:
+        try:
+            check_jax.__wrapped__()
+        except MeshdslError as error:
+            problems.append(error.args[0])
+    problems += [str(each.message) for each in untested]
     versions["cpu cores"] = str(os.cpu_count())
     try:
         import jax
@@ -97,35 +100,6 @@ def _examine() -> tuple[dict[str, Any], list[str]]:
     except Exception as error:  # a broken plugin may raise anything; report it
         problems.append(f"JAX finds no device: {type(error).__name__}: {error}")
     return versions, problems
-
-
-def _requirements() -> dict[str, str]:
-    """The version ranges of meshdsl's dependencies, from its package metadata."""
-    import importlib.metadata
-
-    try:
-        lines = importlib.metadata.requires("meshdsl") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    parsed = (re.match(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?$", line) for line in lines)
-    return {m[1]: (m[2] or "").strip() for m in parsed if m and not m[3]}
-
-
-def _in_range(version: str, required: str) -> bool:
-    """
-    >>> _in_range("0.10.2", "<0.11,>=0.10.2"), _in_range("0.11.0", "<0.11,>=0.10.2"), _in_range("1.0", "")
-    (True, False, True)
-    """
-    numbers = _numbers(version)
-    for bound in required.split(","):
-        match = re.match(r"\s*(>=|<)\s*([\d.]+)", bound)
-        if match and (numbers >= _numbers(match[2])) != (match[1] == ">="):
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
 
 def profile(options: argparse.Namespace) -> int:

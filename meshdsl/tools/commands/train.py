@@ -174,25 +174,35 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
         has_settings = not is_first
         for record in records:
             if peers is not None:
-                peers.note(record)
-                if record["event"] in ("start", "resume"):
-                    peers.agree(f"what they {record['event']}", record)
-                if "digests" in record:
-                    peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
+                _compare(peers, record)
             files = [sink for sink in files if _attempt(partial(sink.write, record), problems, report)]
             if record["event"] == "save" and not has_settings:
                 has_settings = True
                 _attempt(partial(_save_settings, settings, options.config), problems, report)
-            try:
-                for sink in stdout:
-                    sink.write(record)
-            except OSError:
-                if stop is None:
-                    raise
-                discard_output()  # a run that saves goes on when nobody reads its output
+            _print(record, stdout, goes_on=stop is not None)
     if problems:
         raise problems[0]
     return OK
+
+
+def _print(record: dict[str, Any], stdout: list[StdoutWriter], goes_on: bool) -> None:
+    """Print a record. A run that saves goes on when nobody reads its output."""
+    try:
+        for sink in stdout:
+            sink.write(record)
+    except OSError:
+        if not goes_on:
+            raise
+        discard_output()
+
+
+def _compare(peers: Any, record: dict[str, Any]) -> None:
+    """Compare what this process starts with, resumes and stores with the others."""
+    peers.note(record)
+    if record["event"] in ("start", "resume"):
+        peers.agree(f"what they {record['event']}", record)
+    if "digests" in record:
+        peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
 
 
 def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:

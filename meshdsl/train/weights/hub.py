@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from .checkpoint.convert import export_orbax, export_safetensors, import_orbax, import_safetensors
-from .weights import HubConfig, HuggingFace, export_hugging_face, import_hugging_face
+from ..checkpoint.convert import export_orbax, export_safetensors, import_orbax, import_safetensors
+from .config import HubConfig
+from .export import export_hugging_face
+from .load import import_hugging_face
+from .table import HuggingFace
 
 __all__ = [
     "HubConfig",
