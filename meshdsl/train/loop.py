@@ -26,7 +26,7 @@ from ..optim.optimizers import name_of
 from .batches import Batches, Text, data_for, described, targets_of, tensors, tokens_of
 from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
-from .peers import digests
+from .peers import digests, versions
 from .reader import Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
@@ -79,6 +79,7 @@ def train(
         description = described(batches)
         tree_specs = {"params": types[0], "state": types[1]}
         compared = {"rows": _rows(specs), "optimizer": name_of(workload.optimizer(workload.config))}
+        compared["versions"] = versions()
         restored = (
             keep.restore(
                 tree_specs, program, seed, batches, description, init=lambda params: _state(workload, plan, params),

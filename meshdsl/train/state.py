@@ -147,6 +147,7 @@ class Keeping:
             *_differences("data", data.get("description"), _short(description)),
             *([] if "position" in data else _rows(restored.step, before, more, description)),
             *optimizer,
+            *_differences("versions", before.get("versions"), more.get("versions")),
             *([str(changes_of_state)] if changes_of_state.any else []),
         ]
         return Resumed(state, f"{source.directory}", changes, changes_of_state.to_dict())

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.train import Iterated, Keeping, NonFiniteLoss, Stop, Stopped, UsageError, data_for, train
+from meshdsl.train import Iterated, Keeping, NonFiniteLoss, Stop, Stopped, UsageError, data_for, peers, train
 from meshdsl.train.loop import _Keys
 from meshdsl.train.state import State
 from tests.train import two
@@ -361,3 +362,10 @@ def test_resume_with_another_batch_says_what_happens_to_rows(tmp_path: Path, now
         records = list(train(workload, DATA, steps=steps, eval_batches=0, batches=data, keep=keeping(tmp_path, 100)))
     lines = [line for line in records[1]["changed"] if "rows" in line]
     assert [said in line for line in lines] == ([True] if said else [])
+
+
+def test_resume_with_other_versions_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run(DATA, 1, keeping(tmp_path, 100))
+    monkeypatch.setattr("meshdsl.train.loop.versions", lambda: {**peers.versions(), "jax": "0.99"})
+    changed = run(DATA, 2, keeping(tmp_path, 100))[1]["changed"]
+    assert changed == [f"versions.jax was {jax.__version__}, now it is 0.99"]
