@@ -161,7 +161,7 @@ def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
         makers = {maker[v] for v in needed if v in maker}
         moved += [source for source in eqns if source in makers and source not in done]
         done.update(dict.fromkeys((*makers, *of[eqn])))
-        moved += _together(program, of[eqn])
+        moved += _as_one(program, of[eqn])
     return moved
 
 
@@ -185,7 +185,7 @@ def in_rounds(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
         if not whole:
             raise InternalError("collectives that wait for each other were to be joined")
         for group in whole:
-            ordered += _together(program, group)
+            ordered += _as_one(program, group)
         rest = [eqn for eqn in later if of.get(eqn) not in whole]
         left = [group for group in left if group not in whole]
     return [*ordered, *rest]
@@ -204,7 +204,7 @@ def _joinable(eqn: Eqn) -> AllReduce | AllGather | ReduceScatter:
     return eqn.op
 
 
-def _together(program: Program, group: Group) -> list[Eqn]:
+def _as_one(program: Program, group: Group) -> list[Eqn]:
     """The group as one collective, between equations that pack its operands and unpack its results."""
     first, mesh = group[0], program.mesh
     op = _joinable(first)

@@ -96,7 +96,7 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
         queue += [x for x in before if x not in seen]
         seen.update(before)
     inputs = [v for v in graph.ins if v in seen]
-    return Sums(_together(placed, graph, sums), tuple(loops), tuple(branches)), inputs
+    return Sums(_totals(placed, graph, sums), tuple(loops), tuple(branches)), inputs
 
 
 def _in_loop(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[Eqn, int, Sums] | None:
@@ -128,7 +128,7 @@ def _same_elements(eqn: Eqn, v: Var) -> list[Var]:
     return [x for x in dict.fromkeys(eqn.ins) if eqn.op in SAME_ELEMENTS or set(x.dims) == set(v.dims)]
 
 
-def _together(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
+def _totals(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Var, ...]:
     """The sums, with sums that are only added up, or to constants, replaced by their total.
 
     If a weight is used several times, its gradients are then reduced once. A sum to which the weight is added is none.
