@@ -128,8 +128,12 @@ def tree_of(model: Model) -> Any:
 
 
 def with_parts(case: Case, most: int) -> Case:
-    """Half of the plans have micro-batches, of any number up to `most` that divides the batch."""
+    """Half of the plans have micro-batches, of any number up to `most` that divides the batch.
+
+    An overlap plan, or `unroll`, has a copy of the step for each: at most four, because more take minutes.
+    """
     rng = random.Random(repr(case))
+    most = min(most, 4) if case.plan.overlap or case.plan.unroll else most
     parts = [n for n in range(2, most + 1) if case.model.batch % n == 0]
     parts = rng.choice(parts) if rng.random() < 0.5 else 1
     return dataclasses.replace(case, plan=dataclasses.replace(case.plan, parts=parts))
