@@ -345,7 +345,7 @@ NO_DIMS = {
 
 def parameters() -> Iterator[str]:
     """The public parameters whose annotation is of dims."""
-    for name in REFERENCE:
+    for name in (name for name in REFERENCE if name not in md._ALSO and not name.startswith("hub.")):
         value = _in(name)
         members = vars(value).items() if isinstance(value, type) else [("", value)]
         for member, function in members:

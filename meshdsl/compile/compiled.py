@@ -250,7 +250,7 @@ class Compiled:
         >>> compiled = md.compile(step, "rows:4", "batch:rows", weight_update="sharded")
         >>> program = compiled.program({"w": md.spec("io:8 hidden:8")}, md.spec("batch:16 io:8"))
         >>> print(compiled.weight_update)
-        weight    shape          update cut by  group  saved  time
+        weight    shape          update cut by  group  saved
         params/w  io=8 hidden=8  io:rows        rows   192 B
         1 of 1 sharded; 192 B less on each device
         >>> [record.kind for record in program.collectives]

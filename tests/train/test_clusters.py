@@ -164,7 +164,7 @@ def test_processes_of_a_run_end_within_seconds_when_one_does(fault: str, where: 
     assert found.codes == codes and found.seconds < 20  # 10 on a quiet machine
     said = found.said[1 - where]
     assert {
-        "raise": "process 1 ended: MeshdslError: faulty fails with this configuration: ValueError: row 7 of shard 2",
+        "raise": "process 1 ended: ValueError: row 7 of shard 2 is broken\n  so process 0 ends in step",
         "kill": "process 0 is gone: it was killed, or its host is\n  so process 1 ends in step",
         "data": "the processes of this run differ in what they store of step 4\n  ['params']['v']",
     }[fault] in said, said
