@@ -14,7 +14,7 @@ from typing import Any, cast
 from ..ir import Eqn, Scan, Var, readers_of
 from ..lowering.program import Program
 from ..ops.inverse import INVERSE
-from .list_schedule import faster_schedule
+from .list_schedule import fastest_schedule
 from .planner import Candidates, Planner
 from .reasons import no_parts
 from .slot_spaces import StoredSlots, names_slots
@@ -71,7 +71,7 @@ def in_parts(planner: Planner, program: Program, wanted: Callable[[Program], boo
 
         def order(one: Program, part: Mapping[Eqn, int] = loops.part) -> Program:
             in_parts = any(eqn.sends for eqn in one.eqns if eqn in part)
-            return planner.delayed(one, part)[1](math.inf) if in_parts else planner.in_order(one, faster_schedule)
+            return planner.delayed(one, part)[1](math.inf) if in_parts else planner.in_order(one, fastest_schedule)
 
         if any(eqn.sends for eqn in loops.part):
             yield f"{loops.n} parts of {dim}", bodies_in_order(planner, split, order)

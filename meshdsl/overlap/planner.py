@@ -20,7 +20,7 @@ from ..lowering.program import Program
 from ..lowering.unroll import unroll
 from .combine import combine
 from .fences import fence, kernels_with_products
-from .list_schedule import faster_schedule, list_schedule, timed_schedule
+from .list_schedule import fastest_schedule, list_schedule, timed_schedule
 from .memory_target import MemoryTarget
 from .one_in_flight import one_in_flight
 from .ranges import delays
@@ -103,8 +103,8 @@ class Planner:
         return ordered(tasks, schedule(tasks))
 
     def listed(self, program: Program) -> Program:
-        """The program in the order of the faster list schedule, near the memory target."""
-        return self.target.order(lambda limit: self.in_order(program, lambda tasks: faster_schedule(tasks, limit)))
+        """The program in the order of the fastest list schedule, near the memory target."""
+        return self.target.order(lambda limit: self.in_order(program, lambda tasks: fastest_schedule(tasks, limit)))
 
     def delayed(self, program: Program, part: Mapping[Eqn, int]) -> tuple[float, Callable[[float], Program]]:
         """The best of a few delays between the parts, in seconds; the order with it, given a limit of memory."""

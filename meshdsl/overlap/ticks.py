@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors.no_effect import NoEffectError
 from ..lowering.program import Program
-from .list_schedule import faster_schedule
+from .list_schedule import fastest_schedule
 from .loops import bodies_in_order, in_parts, no_loop_in_parts
 from .planner import Candidates, Planner
 
@@ -23,7 +23,7 @@ def ticks(planner: Planner) -> Candidates:
         )
 
     def order(body: Program) -> Program:
-        return planner.in_order(body, faster_schedule)
+        return planner.in_order(body, fastest_schedule)
 
     yield "a loop for each pass", bodies_in_order(planner, planner.program, order)
     paired = planner.paired()

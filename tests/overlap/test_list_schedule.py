@@ -18,7 +18,7 @@ from meshdsl.cost.timeline import timeline
 from meshdsl.lowering.asynchrony import Start
 from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
-from meshdsl.overlap.list_schedule import faster_schedule, list_schedule, timed_schedule
+from meshdsl.overlap.list_schedule import fastest_schedule, list_schedule, timed_schedule
 from meshdsl.overlap.tasks import Task, Tasks, ordered, tasks_of
 from tests.lowering.programs import draw
 
@@ -202,11 +202,11 @@ def test_branch_and_bound_finds_the_least_of_all_orders() -> None:
 
 
 def gaps(seeds: range) -> list[float]:
-    """The lengths of the faster list schedules, as ratios to the optimum."""
+    """The lengths of the fastest list schedules, as ratios to the optimum."""
     found = []
     for seed in seeds:
         tasks = random_tasks(random.Random(seed), 4, 16)
-        ours = length(faster_schedule(tasks))
+        ours = length(fastest_schedule(tasks))
         found.append(ours / Optimum(tasks, ours).best)
     return found
 

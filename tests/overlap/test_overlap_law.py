@@ -19,7 +19,7 @@ from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
 from meshdsl.overlap.combine import combine
 from meshdsl.overlap.fences import fence, kernels_with_products
-from meshdsl.overlap.list_schedule import faster_schedule, list_schedule
+from meshdsl.overlap.list_schedule import fastest_schedule, list_schedule
 from meshdsl.overlap.one_in_flight import one_in_flight
 from meshdsl.overlap.parts import PART
 from meshdsl.overlap.ranges import pipelined
@@ -50,7 +50,7 @@ def variants(program: Program, rng: Draw) -> Iterator[tuple[str, Program]]:
         limit = rng.choice([0, 64, 256, 1e9])
         delayed = list_schedule(tasks, lambda t, hold=hold: t.tail - hold * (t.number % 2), limit)
         yield f"{name}, delays, least memory", ordered(tasks, delayed)
-        yield f"{name}, least memory", ordered(tasks, faster_schedule(tasks, limit))
+        yield f"{name}, least memory", ordered(tasks, fastest_schedule(tasks, limit))
         yield f"{name}, fenced", fence(order, kernels_with_products(order))
         apart = one_in_flight(order, MACHINE, place(MACHINE.network, program.mesh))
         assert not queued(apart)
