@@ -33,6 +33,7 @@ from ..errors import MeshdslError
 
 LEFT = 69  # the exit code of a process that ends because another one did; EX_UNAVAILABLE of sysexits.h
 BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
+SAME_START = "start all of them with the same command, files and packages"
 Message = dict[str, Any]
 
 
@@ -158,10 +159,11 @@ class Peers:
         if record["event"] in ("save", "resume"):
             self.saved = self.step
 
-    def agree(self, about: str, values: Mapping[str, Any]) -> None:
+    def agree(self, about: str, values: Mapping[str, Any], way_out: str = SAME_START) -> None:
         """Wait until all processes have said the same; raises `PeersDifferError` with the values that differ.
 
-        Names that only some processes have, such as parts of a tensor that others do not store, are not compared.
+        `about` is of this call alone. Names that only some processes have, such as parts of a tensor that others do not
+        store, are not compared.
         """
         with self._lock:
             question = self._questions.setdefault(about, _Question())
@@ -171,10 +173,11 @@ class Peers:
         else:
             self._take(about, 0, values)
         question.answered.wait()  # a process that never answers is noticed by its silence, or its end
+        with self._lock:
+            del self._questions[about]
         if question.differences:
             raise PeersDifferError(
-                f"the processes of this run differ in {about}\n  {question.differences}\n"
-                "  start all of them with the same command, files and packages"
+                f"the processes of this run differ in {about}\n  {question.differences}\n  {way_out}"
             )
 
     def _take(self, about: str, number: int, values: Mapping[str, Any]) -> None:

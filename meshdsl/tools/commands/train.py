@@ -202,7 +202,8 @@ def _compare(peers: Any, record: dict[str, Any]) -> None:
     if record["event"] in ("start", "resume"):
         peers.agree(f"what they {record['event']}", record)
     if "digests" in record:
-        peers.agree(f"what they store of step {record['step']}", record.pop("digests"))
+        way_out = "resume from an earlier step, and look at what each process reads, and at its host"
+        peers.agree(f"what they store of step {record['step']}", record.pop("digests"), way_out)
 
 
 def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:
