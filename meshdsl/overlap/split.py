@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ..control.host import moves_to_or_from_host
 from ..dims import Dim
 from ..errors import MeshdslError
 from ..ir import Collective, Eqn, Op, Type, Var, dce, params_with
@@ -141,7 +142,9 @@ class Splitter:
             return
         if inside and self.carried(eqn):
             return
-        plan = self.plan(eqn) if inside and any(v in self.state.cut for v in eqn.ins) else None
+        # parts of a value in the host's memory could not be joined there
+        in_parts = inside and any(v in self.state.cut for v in eqn.ins) and not moves_to_or_from_host(eqn)
+        plan = self.plan(eqn) if in_parts else None
         if plan is None:
             self.state.in_full(eqn)
         else:

@@ -173,3 +173,15 @@ def test_widths_of_copies_of_weights_do_not_round_gradients(name: str, dtype: st
     for a, b in zip(ours, exact, strict=True):
         assert a.dtype == "float32"
         np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def test_parts_of_values_in_the_hosts_memory_are_joined_before():
+    model = Model(
+        212000639, ("layers", "layers"), "project", "targets", "sgd", exact=True, dtype="float32/bfloat16",
+        extra="grads", batch=512, data="bfloat16", loss="float32",
+    )  # fmt: skip
+    plan = Plan(
+        "x:2 y:1 z:3", {"batch": "x", "model2": "z"}, {"mode": "auto", "regather": True}, {"mode": "skew"}, "tpu-v5e",
+        "offload", parts=2, donate=(0, 1),
+    )  # fmt: skip
+    assert judge(Case(model, plan), Counter()) == "ok"
