@@ -103,7 +103,7 @@ def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
     for eqn in eqns:
         if not ready.issuperset(eqn.ins) or not eqn.ins:
             continue
-        if isinstance(eqn.op, AllGather):
+        if isinstance(eqn.op, AllGather) and bucket_key(eqn) is not None:
             levels[eqn] = 0
         elif isinstance(eqn.op, Op) and eqn.op.fuses in (Fuses.MAP, Fuses.VIEW) and eqn.op is not BARRIER:
             ready.update(eqn.outs)

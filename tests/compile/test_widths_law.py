@@ -175,6 +175,15 @@ def test_widths_of_copies_of_weights_do_not_round_gradients(name: str, dtype: st
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+def test_gathers_of_data_share_no_bucket() -> None:
+    model = Model(
+        301000936, (), "project", "targets", "sgd", True, "float64/float16", "step", "grads", 64, "uint8", "bfloat16"
+    )
+    update = {"mode": "sharded", "bucket_bytes": 1e9, "regather": True}
+    plan = Plan("x:3 y:2", {"batch": "y,x"}, update, recompute="nothing", parts=64, donate=(0, 1))
+    assert judge(Case(model, plan), Counter()) == "ok"
+
+
 def test_parts_of_values_in_the_hosts_memory_are_joined_before():
     model = Model(
         212000639, ("layers", "layers"), "project", "targets", "sgd", exact=True, dtype="float32/bfloat16",
