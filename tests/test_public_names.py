@@ -133,3 +133,10 @@ def test_parameters_are_those_of_signature_and_docstring():
         ("key", "", "None", ""),
         ("q", "", "max", ""),
     ]
+
+
+def test_second_names_are_the_same_functions():
+    assert (md.gather, md.scatter_add, md.remat) == (md.take, md.put_add, md.checkpoint)
+    for module in (md.hub, md.compilers):
+        for name in module.__all__:
+            assert getattr(module, name) is getattr(md, name), name

@@ -137,7 +137,7 @@ def read_machine(document: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 
 def _network_problems(network: _NetworkTable) -> list[str]:
-    """What does not fit together in a network."""
+    """The contradictions between the levels of a network."""
     problems = [] if network.level else ["network.level: at least one level is needed"]
     for i, level in enumerate(network.level):
         problems += _level_problems(f"network.level[{i}]", level)

@@ -1,4 +1,4 @@
-"""What is installed: JAX, which is checked before an import of it fails obscurely, and optional libraries."""
+"""Checks of installed libraries: JAX, before an import of it fails obscurely, and the optional ones."""
 
 from __future__ import annotations
 

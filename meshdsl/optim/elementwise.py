@@ -68,7 +68,7 @@ def check_elementwise(
 
 
 def _what(eqn: Any, kinds: Sequence[Kind]) -> str:
-    """What an equation computes, for the message that refuses it."""
+    """A description of an equation, for the message that refuses it."""
     constants = [v.aval.shape for v, kind in zip(eqn.invars, kinds, strict=True) if kind is Kind.ARRAY]
     if constants and Kind.TENSOR in kinds:
         return f"with a constant array of shape {list(constants[0])}, by {eqn.primitive.name}"

@@ -64,7 +64,7 @@ def scaled_casts(
 def _scaled_and_cast(
     graph: Graph, v: Var, scales: int, takes: Callable[[Eqn], bool], beside: Collection[Eqn]
 ) -> tuple[list[Eqn], list[Eqn]]:
-    """What scales a value, with other operands of at most `scales` elements; and casts of it to fewer bytes."""
+    """The equations that scale a value, by at most `scales` numbers, and those that cast it to fewer bytes."""
     scaled, casts, values, constants = list[Eqn](), list[Eqn](), {v}, constant_values(graph)
     for eqn in graph.eqns:
         if eqn in beside or values.isdisjoint(eqn.ins):

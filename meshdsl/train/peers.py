@@ -72,7 +72,7 @@ class _Peer:
 
 @dataclass
 class _Question:
-    """What processes have said about one subject, until all have."""
+    """The answers of the processes to one question, until all have answered."""
 
     said: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     answered: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""How the processes of a run end when one of them does: `python -m tests.train.endings` prints the table.
+"""A table of runs in which one process fails: `python -m tests.train.endings` prints how and when all of them end.
 
 Each case has one fault in one process, once the run is in step 3. All must end within ten seconds of the fault: that
 process with its own code, the others with 69, and each says what happened and which step is saved.

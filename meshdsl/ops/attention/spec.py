@@ -36,7 +36,7 @@ class AttentionSpec:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What a printed program and a kernel's form show of it."""
+        """The options that a printed program and the name of a kernel show."""
         return {"causal": self.causal, "window": self.window}
 
     @property

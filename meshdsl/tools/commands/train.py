@@ -207,7 +207,7 @@ def _compare(peers: Any, record: dict[str, Any]) -> None:
 
 
 def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """What all processes of a run must have in common."""
+    """The settings, the hash of the workload's file and the versions, which all processes of a run must share."""
     from ...train.peers import versions
 
     def flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
