@@ -41,15 +41,16 @@ class Family(_Node):
 
 
 class Axis(_Node):
-    """A class of axes. `rigid`: an operation on the axis as a whole needs it as one dim. `words`: the names that the
-    user gave to its parts."""
+    """A class of axes. `values` have an axis of the class. `rigid`: an operation on the axis as a whole needs it as
+    one dim. `words`: the names that the user gave to its parts."""
 
     def __init__(self, size: int, values: Iterable[Any] = ()) -> None:
         super().__init__()
-        self.size, self.rigid = size, False
+        self.size, self.values, self.rigid = size, set(values), False
         self.parts: list[Axis] = []
         self.words: tuple[str, ...] = ()
-        self.family = Family(values)
+        self.beside: Axis | None = None  # the class that it cannot be united with: the length beside the memory
+        self.family = Family(self.values)
 
     @property
     def root(self) -> Axis:
@@ -76,8 +77,8 @@ def link(a: Axis, b: Axis) -> bool:
     if (f.by_user and g.by_user and f.name != g.name) or not f.values.isdisjoint(g.values):
         return False
     small, large = sorted((f, g), key=lambda each: len(each.values))
-    if small.by_user:
-        large.name, large.by_user = small.name, True
+    if small.by_user or not large.name:
+        large.name, large.by_user = small.name, small.by_user
     small.parent = large
     large.values |= small.values
     return True
@@ -99,7 +100,8 @@ def unite(a: Axis, b: Axis) -> bool:
                 return False
         if not align(a.atoms(), b.atoms()):
             return False
-    a.rigid, a.words = a.rigid or b.rigid, a.words or b.words
+    a.rigid, a.words, a.beside = a.rigid or b.rigid, a.words or b.words, a.beside or b.beside
+    a.values |= b.values
     b.parent = a
     return True
 
@@ -109,7 +111,7 @@ def expand(a: Axis, sizes: Sequence[int]) -> bool:
     a = a.find()
     if a.rigid or a.parts or math.prod(sizes) != a.size or a.named.by_user:
         return False
-    a.parts = [Axis(n, a.named.values) for n in sizes]
+    a.parts = [Axis(n, a.values) for n in sizes]  # not those of its family: a slice has other parts
     return True
 
 

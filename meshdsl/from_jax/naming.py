@@ -85,14 +85,17 @@ def settle(block: Block, names: Names) -> None:
             _parts(axis, f"{_place(value)}, axis {i}", names, taken)
     for step in block.walk():
         names.notes += _kept_whole(step)
+    alike: dict[tuple[str, int], Axis] = {}
     for value in values:
         for i, axis in enumerate(value.axes):
             for k, atom in enumerate(axis.atoms()):
-                family = atom.named
-                if not family.name:
-                    family.name = _free(_base(value, i, k if len(axis.atoms()) > 1 else None), taken)
-                    names.made_up.append((family.name, atom.size, f"{_place(value)}, axis {i}"))
-                sizes = names.dims.setdefault(family.name, [])
+                base = _base(value, i, k if len(axis.atoms()) > 1 else None, atom)
+                if not atom.named.name and not link(alike.setdefault((base, atom.size), atom), atom):
+                    alike[base, atom.size] = atom
+                if not atom.named.name:
+                    atom.named.name = _free(base, taken)
+                    names.made_up.append((atom.named.name, atom.size, f"{_place(value)}, axis {i}"))
+                sizes = names.dims.setdefault(atom.named.name, [])
                 if atom.size not in sizes:
                     sizes.append(atom.size)
 
@@ -127,19 +130,27 @@ def _kept_whole(step: Step) -> list[str]:
     ]
 
 
-def _base(value: Value, axis: int, part: int | None) -> str:
-    """A name made of the first place where a dim occurs: `wte_1` for axis 1 of the input params/wte."""
-    maker = value.maker.name if value.maker is not None else "constant"
-    last = [word for word in value.label.split("/") if not word.isdigit()]
-    base = f"{last[-1] if last else maker}_{axis}" + ("" if part is None else f"_{part}")
-    base = re.sub(r"\W", "_", base).lstrip("0123456789_")
-    return base if not base.endswith("__") else base + "d"
+def _base(value: Value, axis: int, part: int | None, atom: Axis) -> str:
+    """A name made of the first place where a dim occurs: `wte_1` for axis 1 of the inputs params/wte.
+
+    Dims with equal names of this kind, as those of equal layers, are one dim wherever they can be.
+    """
+    beside = atom.root.beside
+    if beside is not None and len(beside.atoms()) == 1 and beside.named.name:
+        return f"{beside.named.name}_2"
+    words = [word for word in value.label.split("/") if word and not word.isdigit()]
+    base = f"{words[-1] if words else _kind(value)}_{axis}" + ("" if part is None else f"_{part}")
+    return re.sub(r"\W", "_", base).lstrip("0123456789_")
+
+
+def _kind(value: Value) -> str:
+    return value.maker.name if value.maker is not None else "constant"
 
 
 def _place(value: Value) -> str:
     if value.label:
         return value.label
-    return f"{value.where or 'no line'} {value.maker.name if value.maker is not None else 'constant'}"
+    return f"{value.where or 'no line'} {_kind(value)}"
 
 
 def _free(base: str, taken: set[str]) -> str:

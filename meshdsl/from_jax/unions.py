@@ -62,7 +62,9 @@ def _dot(step: Step, ends: set[tuple[Value, int]]) -> None:
     for i, j in zip(*summed, strict=True):
         unite(x.axes[i], y.axes[j])
     for k, i, t in kept:
-        unite(step.ins[k].axes[i], out.axes[t])
+        axis, result = step.ins[k].axes[i], out.axes[t]
+        if not unite(axis, result) and result.root.beside is None:
+            result.root.beside = axis
 
 
 def _reduced_later(block: Block) -> set[tuple[Value, int]]:
@@ -144,6 +146,11 @@ def _windowed(step: Step) -> None:
             unite(a, b)
 
 
+def _scattered(step: Step) -> None:
+    for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
+        unite(a, b)
+
+
 def _select_and_scatter(step: Step) -> None:
     for a, b in zip(step.ins[1].axes, step.outs[0].axes, strict=True):
         unite(a, b)
@@ -185,6 +192,7 @@ _MORE: dict[str, Callable[[Step], None]] = {
     "dynamic_update_slice": _updated, "concatenate": _concatenated,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k"), _ordered),
     **dict.fromkeys(("reduce_window_max", "reduce_window_sum", "reduce_window_min"), _windowed),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), _scattered),
     "select_and_scatter_add": _select_and_scatter, "conv_general_dilated": _convolved, "ragged_dot_general": _ragged,
     **dict.fromkeys(("random_wrap", "random_unwrap", "random_bits", "random_fold_in", "random_split"), _keys),
 }  # fmt: skip

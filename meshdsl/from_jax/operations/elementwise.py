@@ -30,12 +30,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y, "and": lambda x, y: x & y, "or": lambda x, y: x | y,
     "xor": lambda x, y: x ^ y,
 }  # fmt: skip
-_ON_REALS = {"abs", "sign", "logistic", "div", "pow", "sqrt", "rsqrt", "max", "min"}  # JAX's for other dtypes
+_ON_REALS = {"abs", "sign", "logistic", "div", "pow", "sqrt", "rsqrt"}  # JAX's for other dtypes
 
 
 @operation(*FUNCTIONS)
 def function(replay: Replay, step: Step, xs: list[Any]) -> Any:
-    if step.name in _ON_REALS and not jax.numpy.issubdtype(step.outs[0].dtype, np.floating):
+    real = jax.numpy.issubdtype(step.outs[0].dtype, np.floating)
+    if (step.name in _ON_REALS and not real) or (step.name in ("max", "min") and step.outs[0].dtype == np.bool_):
         return any_function(replay, step, xs)
     xs = operands(replay, step, xs)
     return FUNCTIONS[step.name](*xs) if _has_tensor(xs) else of_numbers(step, xs)
@@ -65,14 +66,13 @@ def any_function(replay: Replay, step: Step, xs: list[Any]) -> Any:
     xs = operands(replay, step, xs)
     if not _has_tensor(xs):
         return of_numbers(step, xs)
-    fixed = {k: jax.numpy.asarray(x, v.dtype) for k, (v, x) in enumerate(zip(step.ins, xs, strict=True)) if not _has_tensor([x])}
+    tensors = [x if isinstance(x, md.Tensor) else md.full((), x, dtype=v.dtype) for v, x in zip(step.ins, xs, strict=True)]
 
-    def f(*moving: Any) -> Any:
-        rest = iter(moving)
-        return step.eqn.primitive.bind(*(fixed[k] if k in fixed else next(rest) for k in range(len(xs))), **step.params)
+    def f(*arrays: Any) -> Any:
+        return step.eqn.primitive.bind(*arrays, **step.params)
 
     f.__name__ = step.name
-    return md.map(f, *(x for k, x in enumerate(xs) if k not in fixed))
+    return md.map(f, *tensors)
 
 
 def _has_tensor(xs: Sequence[Any]) -> bool:
