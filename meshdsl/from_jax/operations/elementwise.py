@@ -35,8 +35,9 @@ _ON_REALS = {"abs", "sign", "logistic", "div", "pow", "sqrt", "rsqrt"}  # JAX's 
 
 @operation(*FUNCTIONS)
 def function(replay: Replay, step: Step, xs: list[Any]) -> Any:
-    real = jax.numpy.issubdtype(step.outs[0].dtype, np.floating)
-    if (step.name in _ON_REALS and not real) or (step.name in ("max", "min") and step.outs[0].dtype == np.bool_):
+    kind = np.dtype(step.ins[0].dtype)
+    floating = jax.numpy.issubdtype(kind, np.floating)
+    if (step.name in _ON_REALS and not floating) or (step.name in ("max", "min") and kind == np.bool_):
         return any_function(replay, step, xs)
     xs = operands(replay, step, xs)
     return FUNCTIONS[step.name](*xs) if _has_tensor(xs) else of_numbers(step, xs)
