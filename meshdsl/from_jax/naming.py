@@ -84,7 +84,7 @@ def settle(block: Block, names: Names) -> None:
         for i, axis in enumerate(value.axes):
             _parts(axis, f"{_place(value)}, axis {i}", names, taken)
     for step in block.walk():
-        names.notes += _kept_whole(step)
+        names.notes += [note for note in _kept_whole(step) if note not in names.notes]
     alike: dict[tuple[str, int], Axis] = {}
     for value in values:
         for i, axis in enumerate(value.axes):
