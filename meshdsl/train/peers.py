@@ -30,8 +30,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ..errors import MeshdslError
+from .watch import LEFT, POLL, Position, Watch
 
-LEFT = 69  # the exit code of a process that ends because another one did; EX_UNAVAILABLE of sysexits.h
 BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
 SAME_START = "start all of them with the same command, files and packages"
 Message = dict[str, Any]
@@ -52,6 +52,8 @@ class _Peer:
     heard: float
     done: bool = False
     text: bytes = b""
+    at: Position | None = None  # where it is
+    answer: Position | None = None  # where it said to be when it was asked
 
     def send(self, message: Message) -> None:
         """Send a message, unless the process is gone, which reading notices."""
@@ -83,12 +85,12 @@ class Peers:
     """This process and the others of its run, as a context manager around the run.
 
     `say` prints a line. An exception that leaves the context is told to the others, which end with exit code `LEFT`.
-    `host` is the address at which process 0 is reached, if it is known.
+    `host` is the address at which process 0 is reached, if it is known. `watch` knows where this process is.
     """
 
-    def __init__(self, say: Callable[[str], object], host: str | None = None, silence: float = SILENCE):
+    def __init__(self, say: Callable[[str], object], watch: Watch, host: str | None = None, silence: float = SILENCE):
         self.number, self.count, self.silence, self._say = jax.process_index(), jax.process_count(), silence, say
-        self.step = 0
+        self.watch, self._asked = watch, 0.0  # when all were asked where they are; 0: they were not
         self.saved: int | None = None
         self._lock = threading.Lock()
         self._ending, self._gone, self._alone = threading.Event(), threading.Event(), threading.Event()
@@ -154,10 +156,9 @@ class Peers:
         os._exit(1)
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Remember where a run is, from its records."""
-        self.step = record.get("step", self.step)
+        """Remember the newest step that is saved, from the records of a run."""
         if record["event"] in ("save", "resume"):
-            self.saved = self.step
+            self.saved = record["step"]
 
     def agree(self, about: str, values: Mapping[str, Any], way_out: str = SAME_START) -> None:
         """Wait until all processes have said the same; raises `PeersDifferError` with the values that differ.
@@ -201,19 +202,42 @@ class Peers:
         """Read what others say, and say that this process is here, until it ends."""
         beat = time.monotonic()
         while True:
-            for key, _ in self._selector.select(BEAT / 4):
+            for key, _ in self._selector.select(POLL):
                 self._read(key.data)
             if not self._selector.get_map():
                 self._alone.set()
             now = time.monotonic()
             if now - beat >= BEAT:
-                self._tell({"step": self.step})
+                self._tell({"at": self.watch.position()})
                 beat = now
+            if self.number == 0:
+                self._check_step(now)
             for peer in self._peers:
                 if not peer.done and now - peer.heard > self.silence:
                     self._selector.unregister(peer.socket)
                     how = f"has said nothing for {self.silence:.0f} s: it was stopped, or its host is gone"
+                    how += f"\n  last, it {peer.at['what']}" if peer.at else ""
                     self._lost(peer, how, grace=0)
+
+    def _check_step(self, now: float) -> None:
+        """If a step takes too long for a process, ask all where they are, and end the run if one is late."""
+        own = self.watch.position()
+        if not any(at["overdue"] for at in (own, *(peer.at for peer in self._peers if peer.at))):
+            self._asked = 0.0
+        elif not self._asked:
+            self._asked = now
+            for peer in self._peers:
+                peer.answer = None
+            self._tell({"where": True})
+        elif now - self._asked > GRACE or all(peer.answer for peer in self._peers):
+            positions = {0: {**own, "stack": self.watch.stack()}}
+            for peer in self._peers:
+                if at := peer.answer or (peer.at and {**peer.at, "silent": True}):
+                    positions[peer.number] = at
+            self._asked = 0.0
+            if text := self.watch.report(positions):
+                self._tell({"leave": text})
+                self._leave(text, grace=0)
 
     def _read(self, peer: _Peer) -> None:
         messages = peer.read()
@@ -226,6 +250,12 @@ class Peers:
         for message in messages:
             if "leave" in message:
                 self._leave(message["leave"])
+            elif "where" in message:
+                self._tell({"answer": {**self.watch.position(), "stack": self.watch.stack()}})
+            elif "answer" in message:
+                peer.answer = message["answer"]
+            elif "at" in message:
+                peer.at = message["at"]
             elif "ended" in message:
                 self._lost(peer, f"ended: {message['ended']}")
             elif "values" in message:
@@ -247,7 +277,7 @@ class Peers:
         """Wait until the others have ended: without JAX's coordinator, which is in process 0, they would abort."""
         end = time.monotonic() + 2 * GRACE
         while self._selector.get_map() and time.monotonic() < end:
-            for key, _ in self._selector.select(BEAT / 4):
+            for key, _ in self._selector.select(POLL):
                 if key.data.read() is None:
                     self._selector.unregister(key.fileobj)
 
@@ -259,7 +289,7 @@ class Peers:
         if self.number == 0:
             self._wait_alone()
         saved = "no step is saved" if self.saved is None else f"step {self.saved} is the last that this process saved"
-        self._say(f"{text}\n  so process {self.number} ends in step {self.step}; {saved}")
+        self._say(f"{text}\n  so process {self.number} ends in step {self.watch.step}; {saved}")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(LEFT)

@@ -43,6 +43,7 @@ class Training:
     machine: str | None = None  # for weight_update "auto", for an overlap and for collectives in steps
     non_finite: Literal["stop", "skip"] = "stop"
     max_skips: Count = 10
+    step_timeout: Annotated[float, Bounds(1, above=True)] | None = None  # times the median step
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def typed(kind: Any) -> Callable[[str], Any]:
 count = typed(Annotated[int, Bounds(0, LARGEST)])
 positive = typed(Annotated[int, Bounds(1, LARGEST)])
 integer = typed(Annotated[int, Bounds(-(10**40), 10**40)])
+factor = typed(Annotated[float, Bounds(1, above=True)])
 cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 

@@ -138,7 +138,9 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
 
     from ...train import Progress, train
     from ...train.peers import Peers
+    from ...train.watch import Watch
 
+    watch = Watch(settings.train.step_timeout)
     chosen, is_first = settings.train, jax.process_index() == 0
     progress = Progress(chosen.steps, "train")
 
@@ -164,12 +166,15 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             max_skips=chosen.max_skips,
             keep=_run_checkpoints(settings, report if is_first else lambda line: None) if stop is not None else None,
             stop=stop,
+            watch=watch,
             optimizer_changed=options.optimizer_changed,
         )
         stack.enter_context(contextlib.closing(records))
         peers = None
-        if devices.is_one_of_several():
-            peers = stack.enter_context(Peers(report, devices.host_of(options.coordinator)))
+        if not devices.is_one_of_several():
+            stack.enter_context(watch.alone(report))
+        else:
+            peers = stack.enter_context(Peers(report, watch, devices.host_of(options.coordinator)))
             peers.agree("their settings", _what_runs(settings, options))
         has_settings = not is_first
         for record in records:
@@ -201,6 +206,8 @@ def _compare(peers: Any, record: dict[str, Any]) -> None:
     peers.note(record)
     if record["event"] in ("start", "resume"):
         peers.agree(f"what they {record['event']}", record)
+    if record["event"] == "start":
+        peers.agree("the program of a step", peers.watch.collectives())
     if "digests" in record:
         way_out = "resume from an earlier step, and look at what each process reads, and at its host"
         peers.agree(f"what they store of step {record['step']}", record.pop("digests"), way_out)
