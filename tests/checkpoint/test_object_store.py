@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train import Keeping, train
+from meshdsl.train.checkpoint import owner
 from tests.cli.running import here
 from tests.train.tiny import tiny
 
@@ -82,6 +84,72 @@ def test_a_step_that_says_something_else_is_refused(tmp_path: Path):
             checkpoints.restore(1)
 
 
+def test_the_newest_step_is_missed(tmp_path: Path):
+    said: list[str] = []
+    with md.Checkpoints(f"file://{tmp_path}/run", report=said.append) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"w": md.full("io:4", float(step))})
+        checkpoints.wait()
+        checkpoints.discard(2)
+        assert checkpoints.restore().step == 2 and said == []
+        (tmp_path / "run" / "step-00000002").rename(tmp_path / "aside")
+        assert checkpoints.restore().step == 1
+        assert said == [f"step-00000002 was saved in {tmp_path}/run and is missing now"]
+        (tmp_path / "run" / "newest").write_text("{" * 9)
+        assert checkpoints.restore().step == 1 and len(said) == 1, "a damaged one is ignored"
+
+
+def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    url, tree = f"file://{tmp_path}/run", {"w": md.full("io:4", 1.0)}
+    file, unfinished = tmp_path / "run" / "owner", tmp_path / "run" / "step-00000002.orbax-checkpoint-tmp"
+    monkeypatch.setattr(owner, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+    said: list[str] = []
+    second = md.Checkpoints(url, take_over=True, report=said.append)
+    with md.Checkpoints(url) as first:
+        first.save(1, tree)
+        first.wait()
+        unfinished.mkdir()
+        for other in (md.Checkpoints(url), second):
+            with pytest.raises(md.SaveError, match=f"process {os.getpid()} on .*, whose last heartbeat was 0 s ago"):
+                other.claim()
+        assert unfinished.exists() and [line[:32] for line in said] == ["waiting 0 s for a heartbeat of p"]
+        record = json.loads(file.read_text())
+        file.write_text(json.dumps({**record, "token": "another", "time": time.time()}))
+        with pytest.raises(md.SaveError, match="was taken over by process"):
+            first.save(2, tree)
+    assert json.loads(file.read_text())["token"] == "another", "what is another's stays"
+    second.claim()
+    assert not unfinished.exists()
+    second.close()
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "replaced"),
+    [
+        ({"began": "1"}, True),  # the process has ended, and another one has its number
+        ({"began": "1", "namespace": "pid:[1]"}, False),  # of another container
+        ({"began": "1", "boot": "another"}, False),
+        ({"time": 1.0}, True),
+        ({"time": 9e9}, False),
+        ({"time": "soon"}, True),  # damaged
+    ],
+)
+def test_an_owner_that_has_ended_is_replaced(tmp_path: Path, changes: dict[str, object], replaced: bool):
+    url, file = f"file://{tmp_path}/run", tmp_path / "run" / "owner"
+    with md.Checkpoints(url) as checkpoints:
+        checkpoints.claim()
+        record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, **changes}))
+    with md.Checkpoints(url) as checkpoints:
+        if replaced:
+            checkpoints.claim()
+        else:
+            with pytest.raises(md.SaveError, match="is being written by process"):
+                checkpoints.claim()
+
+
 def test_an_uncommitted_step_is_neither_listed_nor_in_the_way(tmp_path: Path):
     with md.Checkpoints(f"file://{tmp_path}/run", keep=2) as checkpoints:
         for step in (1, 2, 3):
@@ -90,7 +158,8 @@ def test_an_uncommitted_step_is_neither_listed_nor_in_the_way(tmp_path: Path):
         assert checkpoints.steps() == [2, 3]
         unfinished = tmp_path / "run" / "step-00000004.orbax-checkpoint-tmp"
         os.rename(tmp_path / "run" / "step-00000003", unfinished)
-        assert checkpoints.restore().step == 2
+        with pytest.warns(RuntimeWarning, match="step-00000003 was saved in .* and is missing now"):
+            assert checkpoints.restore().step == 2
         checkpoints.save(4, {"w": md.full("io:4", 4.0)})
         checkpoints.wait()
         assert checkpoints.steps() == [2, 4] and not unfinished.exists()

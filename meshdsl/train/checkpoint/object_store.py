@@ -2,7 +2,7 @@
 
 A step is an Orbax checkpoint `step-00000012` of two items: `state`, the tensors as the devices store them, and `meta`,
 their dims with configuration, data position and random key. Each process reads and writes its own shards. An object
-store has no lock, so a run must be the only writer of its URL.
+store has no lock: the file `owner` names the run that writes, and `newest` its last step, so that its loss is noticed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -27,22 +27,23 @@ from ...trace import Tensor
 from . import processes
 from .device_put import Destination, targets
 from .manifest import Header, Manifest, StoredTensor
+from .owner import Owner
 from .read import STEP, step_name
 from .trees import flat
 
+NEWEST = "newest"
 OWN_FORMAT = "use meshdsl's own format, a directory"
 
 
 class OrbaxStore:
     """The steps at a URL, with the methods of `DirectoryStore`."""
 
-    def __init__(self, url: str, keep: int | None, take_over: bool):
-        if take_over:
-            raise ShapeError(f"take_over=True: {url} is a URL, which has no lock to take over")
+    def __init__(self, url: str, keep: int | None, take_over: bool, report: Callable[[str], object]):
         self.orbax = optional("orbax.checkpoint", "orbax", OWN_FORMAT)
         self.directory = optional("etils.epath", "orbax", OWN_FORMAT).Path(re.sub(r"^file://(?=/)", "", url))
         self.keep = keep
         self._writing: Future[None] | None = None
+        self._owner = Owner(self.directory, take_over, report)
 
     @cached_property
     def _writer(self) -> Any:
@@ -62,6 +63,7 @@ class OrbaxStore:
                 self.__dict__.pop("_waiter").shutdown()
             if "_writer" in vars(self):
                 self.__dict__.pop("_writer").close()
+            self._owner.release()
 
     def wait(self) -> None:
         writing, self._writing = self._writing, None
@@ -83,12 +85,28 @@ class OrbaxStore:
             return sorted(int(p.name.removeprefix("step-")) for p in paths if is_committed(p))
 
     def problems(self) -> list[str]:
-        return []  # an uncommitted step is not listed
+        """A line for the newest step, if it is lost. A step that is not committed is not listed."""
+        newest = self.directory / NEWEST
+        with contextlib.suppress(Exception):  # it is only a hint
+            step = json.loads(newest.read_text())["step"] if newest.exists() else None
+            if step is not None and step > max(self.steps(), default=-1):
+                return [f"{step_name(step)} was saved in {self.directory} and is missing now"]
+        return []
+
+    def _note_newest(self, step: int | None) -> None:
+        if processes.index() == 0:
+            (self.directory / NEWEST).write_text(json.dumps({"step": step}))
+
+    def _finish(self, step: int) -> None:
+        """Wait until a step is committed, on the thread `_waiter`."""
+        self._writer.wait_until_finished()
+        self._note_newest(step)
 
     def claim(self) -> None:
         def create() -> None:
             with library_errors(SaveError, f"{self.directory} cannot be written"):
                 self.directory.mkdir(parents=True, exist_ok=True)
+                self._owner.claim()
                 for path in self.directory.glob("step-*"):
                     if not self.orbax.utils.is_checkpoint_finalized(path):  # of a killed run
                         path.rmtree()
@@ -113,10 +131,14 @@ class OrbaxStore:
             saved = args.JsonSave({**meta, "sha256": _sha256(meta)})
             both = args.Composite(state=args.PyTreeSave(arrays), meta=saved)
             self._writer.save(self.directory / step_name(step), args=both)
-            self._writing = self._waiter.submit(self._writer.wait_until_finished)
+            self._writing = self._waiter.submit(self._finish, step)
 
     def discard(self, after: int) -> None:
-        self._remove([step for step in reversed(self.steps()) if step > after])
+        self.claim()
+        steps = self.steps()
+        with library_errors(SaveError, f"{NEWEST} in {self.directory} was not written"):
+            self._note_newest(max((step for step in steps if step <= after), default=None))
+        self._remove([step for step in reversed(steps) if step > after])
 
     @contextlib.contextmanager
     def open(self, step: int) -> Iterator[OrbaxReader]:
