@@ -25,11 +25,11 @@ from types import TracebackType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from ..errors import MeshdslError
+from .checkpoint.digest import sum_of_bits
 from .watch import LEFT, POLL, Position, Watch
 
 BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
@@ -329,19 +329,8 @@ def digests(tree: Any) -> dict[str, int]:
         if len(set(places)) < len(places):
             for shard in array.addressable_shards:
                 name = f"{jax.tree_util.keystr(path)}{shard.index}"
-                found[name] = int(_sum_of_bits(shard.data))
+                found[name] = int(sum_of_bits(shard.data, (0,) * shard.data.ndim, shard.data.shape))
     return found
-
-
-@jax.jit
-def _sum_of_bits(x: jax.Array) -> jax.Array:
-    if x.dtype == bool:
-        return jnp.sum(x, dtype="uint32")
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _sum_of_bits(x.real) + 3 * _sum_of_bits(x.imag)
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
-    place = jnp.arange(bits.size, dtype="uint32").reshape(bits.shape)  # so that two elements in each other's place show
-    return jnp.sum(bits.astype("uint32") * (2 * place + 1), dtype="uint32")
 
 
 def versions() -> dict[str, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import random
 import subprocess
 import sys
 import time
@@ -15,6 +15,7 @@ import pytest
 import meshdsl as md
 from meshdsl.train import Keeping, train
 from meshdsl.train.checkpoint import owner
+from tests.checkpoint.flips import flips
 from tests.cli.running import here
 from tests.train.tiny import tiny
 
@@ -63,22 +64,18 @@ def test_a_run_saves_at_a_url_while_it_trains(tmp_path: Path):
     assert {2, 6} <= {*checkpoints.steps()} <= {2, 4, 6}  # the one of step 4 is left out while that of 2 is written
 
 
-def test_a_step_that_says_something_else_is_refused(tmp_path: Path):
+@pytest.mark.parametrize("pattern", ["meta/metadata", "state/ocdbt*/d/*"])
+def test_a_flipped_bit_is_refused_or_does_not_matter(tmp_path: Path, pattern: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.CRITICAL)
+    found = flips(tmp_path, 15, pattern=pattern)
+    assert not any(counts["different"] for counts in found.values()), found
+    assert max(counts["refused"] for counts in found.values()) >= 10, found
+
+
+def test_a_moved_step_is_refused(tmp_path: Path):
     with md.Checkpoints(f"file://{tmp_path}/run", keep=None) as checkpoints:
-        for step in (1, 2):
-            checkpoints.save(step, {"w": md.full("io:4", float(step))}, config={"rate": 0.5})
+        checkpoints.save(2, {"w": md.full("io:4", 2.0)})
         checkpoints.wait()
-        (meta,) = (tmp_path / "run" / "step-00000002" / "meta").glob("*metadata*")
-        original, rng = meta.read_bytes(), random.Random(0)
-        for place in rng.sample(range(len(original)), 40):
-            damaged = bytearray(original)
-            damaged[place] ^= 1 << rng.randrange(7)
-            meta.write_bytes(damaged)
-            with pytest.raises(md.CheckpointError):
-                checkpoints.restore(2)
-        meta.write_bytes(original)
-        assert checkpoints.restore(2).config == {"rate": 0.5}
-        os.rename(tmp_path / "run" / "step-00000001", tmp_path / "aside")
         os.rename(tmp_path / "run" / "step-00000002", tmp_path / "run" / "step-00000001")
         with pytest.raises(md.CheckpointError, match="it is step 2, moved"):
             checkpoints.restore(1)

@@ -26,6 +26,7 @@ from ...ir import Type
 from ...trace import Tensor
 from . import processes
 from .device_put import Destination, targets
+from .digest import sums
 from .manifest import Header, Manifest, StoredTensor
 from .owner import Owner
 from .read import STEP, step_name
@@ -127,7 +128,7 @@ class OrbaxStore:
         types = {p: [[[d.name, d.size] for d in x.dims], x.dtype.name] for p, x in tensors.items()}
         arrays, args = nested({path: x.stored for path, x in tensors.items()}), self.orbax.args
         with library_errors(SaveError, f"{step_name(step)} was not saved in {self.directory}"):
-            meta = {"step": step, "tensors": types, **fields}
+            meta = {"step": step, "tensors": types, "sums": sums(tensors), **fields}
             saved = args.JsonSave({**meta, "sha256": _sha256(meta)})
             both = args.Composite(state=args.PyTreeSave(arrays), meta=saved)
             self._writer.save(self.directory / step_name(step), args=both)
@@ -157,7 +158,7 @@ class OrbaxStore:
                 for p, (dims, dtype) in meta["tensors"].items()
             }
             header = Header(meta["step"], "", (), meta["config"], meta["data"], meta["key"])
-            yield OrbaxReader(self, path, Manifest(header, stored))
+            yield OrbaxReader(self, path, Manifest(header, stored), meta["sums"])
 
     def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
         types = {path: reader.manifest.tensors[path].type for path in places}
@@ -167,15 +168,28 @@ class OrbaxStore:
             raise ShapeError(
                 f"{moved[0]}: dims are {types[moved[0]]} in {reader.path}; a URL restores dims in the order stored"
             )
-        arrays = reader.arrays(places) if places else {}
-        return [Tensor(place.type.dims, place.type.dtype, array=arrays[p]) for p, place in places.items()]
+        found: dict[str, Tensor] = {}
+        problem = None
+        try:
+            with library_errors(CheckpointError, f"{reader.path.name} cannot be read"):
+                arrays = reader.arrays(places) if places else {}
+                found = {p: Tensor(place.type.dims, place.type.dtype, array=arrays[p]) for p, place in places.items()}
+        except CheckpointError as error:
+            problem = error
+        if not processes.all_processes(problem is None):
+            raise problem or CheckpointError(f"{reader.path.name}: another process cannot read its part; see its error")
+        if corrupt := [path for path, value in sums(found).items() if value != reader.sums[path]]:
+            raise CheckpointError(
+                f"{reader.path.name} is corrupt: {', '.join(corrupt[:5])}: the sum of its bits differs"
+            )
+        return list(found.values())
 
 
 class OrbaxReader:
-    """An open step, like `read.StepReader`; Orbax's own checksums find corruption."""
+    """An open step, like `read.StepReader`, and the sums of the bits of its tensors; Orbax has none of their data."""
 
-    def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest):
-        self.store, self.path, self.manifest, self.bytes_read = store, path, manifest, 0
+    def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest, sums: Mapping[str, int]):
+        self.store, self.path, self.manifest, self.sums, self.bytes_read = store, path, manifest, sums, 0
 
     def arrays(self, places: Mapping[str, Destination]) -> dict[str, jax.Array]:
         """The arrays on their devices: cut, or filled with zeros, to the padding of the new layout."""
@@ -200,7 +214,7 @@ class OrbaxReader:
 
 
 def _sha256(meta: Mapping[str, Any]) -> str:
-    """The hash of what a step says about itself; Orbax has checksums of tensors alone."""
+    """The hash of what a step says about itself."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
