@@ -113,7 +113,7 @@ class Peers:
                 try:
                     connection, _ = server.accept()
                     connection.settimeout(CONNECT)
-                    said = json.loads(connection.makefile("rb").readline(1000))
+                    said = json.loads(first_line(connection))
                 except (OSError, ValueError) as error:
                     missing = ", ".join(str(n) for n in range(1, self.count) if n not in found)
                     raise MeshdslError(f"process {missing} did not reach process 0 at {hello['at']}: {error}") from None
@@ -140,8 +140,9 @@ class Peers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            self._gone.wait(BEAT)  # a collective fails when another process is killed: `_leave` says which
+        # a collective fails when another process is gone: `_leave` says which
+        if error is not None and self._gone.wait(BEAT) and isinstance(error, jax.errors.JaxRuntimeError):
+            time.sleep(self.silence)
         self._ending.set()
         if error is not None:  # what is closed on the way out may wait for the others
             threading.Timer(self.silence - GRACE, self._leave_late, [error]).start()
@@ -293,6 +294,22 @@ class Peers:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(LEFT)
+
+
+def first_line(connection: socket.socket) -> bytes:
+    """The first line that comes, at most 1,000 bytes. What comes after it stays to be read.
+
+    >>> one, other = socket.socketpair()
+    >>> one.sendall(b"token\\nvalues\\n")
+    >>> first_line(other), other.recv(100)
+    (b'token\\n', b'values\\n')
+    >>> one.close(), other.close()
+    (None, None)
+    """
+    line = b""
+    while len(line) < 1000 and not line.endswith(b"\n") and (byte := connection.recv(1)):
+        line += byte
+    return line
 
 
 def _from_first(message: Message | None) -> Message:

@@ -55,20 +55,20 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(settings, end="")
         return OK
-    plan = settings.run_plan()
+    plan = settings.run_plan(options.devices)
     devices.check(options, plan.mesh)
     if options.dry_run:
         return _dry_run(options, settings, plan)
     if settings.checkpoints.directory is None:
         devices.start(options, plan.mesh)
-        return _train(options, settings, plan, None)
+        return _train(options, settings, None)
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
             # nothing to save yet: exit as later, so that a scheduler starts the run again
             before = signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
             stack.callback(signal.signal, signal.SIGTERM, before)
         devices.start(options, plan.mesh)
-        return _train(options, settings, plan, stack.enter_context(Stop()))
+        return _train(options, settings, stack.enter_context(Stop()))
 
 
 def _resolved(options: argparse.Namespace) -> Any:
@@ -120,6 +120,10 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
 def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
     from ...train import stages
+    from ...train.load import FILLS
+
+    if options.devices is None and FILLS.search(settings.mesh or ""):
+        raise UsageError(f"--dry-run knows no devices that fill the mesh {settings.mesh!r}; add --devices N")
     from .costing import machine_named
 
     machine = machine_named(settings.train.machine)
@@ -133,13 +137,14 @@ def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     return OK if cost.fits else ILLEGAL_LAYOUT
 
 
-def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> int:
+def _train(options: argparse.Namespace, settings: Any, stop: Any) -> int:
     import jax
 
     from ...train import Progress, train
     from ...train.peers import Peers
     from ...train.watch import Watch
 
+    plan = settings.run_plan(jax.device_count() if options.devices is None else options.devices)
     watch = Watch(settings.train.step_timeout)
     chosen, is_first = settings.train, jax.process_index() == 0
     progress = Progress(chosen.steps, "train")

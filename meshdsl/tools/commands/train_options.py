@@ -11,7 +11,11 @@ from .plans import knob_options
 
 def train_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run: its settings, checkpoints, output and processes."""
-    workload_options(parser, extra=", or a setting of the run, such as train.max_skips=3")
+    workload_options(
+        parser,
+        extra=", or a setting of the run, such as train.max_skips=3",
+        of_mesh="; 'rows:*;cols:4' has as many rows as there are devices for",
+    )
     option = parser.add_argument
     option("--config", type=Path, metavar="FILE", help="TOML file with settings; command-line options override it")
     exclusive = parser.add_mutually_exclusive_group()
