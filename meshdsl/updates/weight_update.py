@@ -6,6 +6,7 @@ faster on a machine.
 
 from __future__ import annotations
 
+import glob
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -18,19 +19,20 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.tables import table
 from ..errors.units import show_bytes
 from ..ir import Because, Graph, Var, walk
-from ..layouts import Layout, Mesh, Sharding
+from ..layouts import Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
 from ..passes.hoist import hoist_casts
+from ..passes.simplify import cast_rows_in_loops
 from .bucket_collectives import bucket_collectives, bucketed_tensors
 from .groups import GroupSpec, RefinedMesh, group_of
-from .pending import ShardedGraph
-from .regions import is_loop_over_parts
+from .pending import ShardedGraph, cast_each_part
 from .shard_updates import Decision, Policy, Verdict, shard_updates
-from .update import Update
+from .update import Update, carried, least_padded_split
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
 
+PARAMS = "params"  # the name of the parameters in a layout
 MODES = ("replicated", "sharded", "auto")
 _Split = tuple[Graph, Layout, tuple[Decision, ...]]  # the graph with sharded updates, its layout, and the decisions
 
@@ -45,8 +47,8 @@ class WeightUpdate:
 
     `group` names the mesh axes along which devices share an update, `"x core"`, or parts of axes, `"rows:32"` or
     `{"rows": 32}`; the default is all axes over which the gradient is summed ("sharded"), or the fastest ("auto").
-    Without a group, an axis is divided in two where that saves a tenth of the padded weights, so that a weight is
-    sharded over two dims where none is long enough for the axis.
+    Unless a group has sizes, an axis is divided in two where that saves a tenth of the padded weights, so that a weight
+    is sharded over two dims where none is long enough for the axis.
     Gradients are scattered inside a group, and their shards are summed across groups. Tensors of fewer than
     `bucket_bytes` bytes are gathered, scattered or summed in one collective; None means no buckets ("sharded") or the
     fastest buckets ("auto"). With `regather`, a sharded weight is gathered again for the backward pass instead of kept,
@@ -163,7 +165,7 @@ def shard(
     Raises `LayoutError` for an illegal layout, and `NoEffectError` for "sharded" if no update can be sharded, and, if
     `strict`, for `regather` if that changes nothing.
     """
-    hoisted = hoist_casts(graph, graph.ins)
+    hoisted = hoist_casts(cast_rows_in_loops(cast_each_part(graph)) if request.regather else graph, graph.ins)
     shardings: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
@@ -198,12 +200,12 @@ def shard(
 
 
 def _with_regather(made: ShardedUpdates, placed: ShardedGraph, request: WeightUpdate, strict: bool) -> ShardedUpdates:
-    """The sharded updates; `regather` is an error if it changes nothing and no loop over micro-batches gathers."""
+    """The sharded updates; `regather` is an error if it changes nothing."""
     gathers_again = (Because.WEIGHT_AGAIN, Because.WEIGHT_IN_LAYER)
     if not request.regather or any(eqn.cause.kind in gathers_again for eqn, _ in walk(made.graph)):
         return made
     kept = _sharded(replace(placed, regather=False), request, None, made.graph, made.layout)
-    if str(kept.graph) == str(made.graph) and not any(map(is_loop_over_parts, made.graph.eqns)):
+    if str(kept.graph) == str(made.graph):
         sharded = ", ".join(d.weight for d in made.table.decisions if d.sharded)
         why = f"the backward pass reads none of the weights whose updates are sharded ({sharded or 'none'})"
         no_effect(NoEffectError(f"regather=True has no effect: {why}\n  leave regather out"), strict)
@@ -224,24 +226,84 @@ def _sharded(
 def _shard(placed: ShardedGraph, request: WeightUpdate, machine: Machine | None) -> tuple[RefinedMesh, _Split]:
     """The mesh with the groups' axes, and what `shard_updates` returns on it."""
     mesh, candidates = placed.mesh, list[Update]()
+    sizes = {} if request.group is None else group_of(mesh, request.group)
+    given = RefinedMesh.of(mesh, sizes)
 
-    def on(refined: RefinedMesh, groups: Callable[[Axes], Sequence[Axes]]) -> _Split:
+    def groups(fine: RefinedMesh) -> Callable[[Axes], Sequence[Axes]]:
+        if sizes:
+            return _axes_in_group(given.group if fine is given else fine.axes(sizes))
+        return _all_pending_axes if machine is None else all_groups
+
+    def on(refined: RefinedMesh) -> _Split:
         fine = on_refined(refined, placed)
         worth = _always_shard if machine is None else by_time(fine, machine, refined)
 
         def noted(update: Update) -> Verdict:
-            candidates.extend([update] if update.group == update.pending and update not in candidates else [])
+            largest = update.group == tuple(axis for axis in update.pending if not sizes or axis in sizes)
+            candidates.extend([update] if largest and update not in candidates else [])
             return worth(update)
 
-        return shard_updates(fine, Policy(groups, noted))
+        return shard_updates(fine, Policy(groups(refined), noted))
 
-    if request.group is not None:
-        refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
-        return refined, on(refined, _axes_in_group(refined.group))
-    refined, groups = RefinedMesh(mesh, mesh), _all_pending_axes if machine is None else all_groups
-    split = on(refined, groups)
+    split = on(given)
+    if given.parts or (sizes and machine is not None):
+        return given, split
     best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
-    return (best, on(best, groups)) if best.parts else (refined, split)
+    return (best, on(best)) if best.parts else (given, split)
+
+
+def of_params(
+    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str], request: WeightUpdate
+) -> tuple[Layout, WeightUpdate]:
+    """The layout without its rule for parameters (`params:rows`), and the weight update that it stands for.
+
+    Parameters that the function updates are shards that are gathered where they are read (`regather`). In a function
+    without an update, an override splits each parameter: the leaves of the argument `params`, or else of the first
+    argument with a path. A dim of the name `params` has its own rule as any other.
+
+    Raises `LayoutError` for an axis that the mesh lacks, for an update that the rule contradicts, and if there are no
+    parameters.
+    """
+    axes = layout.rules.get(PARAMS)
+    if axes is None or PARAMS in graph.known_dim_names:
+        return layout, request
+    if problems := Layout({PARAMS: axes}).problems(mesh, [PARAMS], {}):
+        raise LayoutError(problems[0])
+    rest = Layout({d: cut for d, cut in layout.rules.items() if d != PARAMS}, overrides=layout.overrides)
+    axes = tuple(axis for axis in axes if mesh.axes[axis] > 1)
+    if request.mode == "auto" or request.group is not None:
+        what = f"group={request.group!r}" if request.group is not None else "weight_update='auto'"
+        raise LayoutError(
+            f"the layout has a rule for the parameters, params:{','.join(axes)}, and {what} says how they are sharded\n"
+            "  leave one of them out"
+        )
+    if not axes:
+        return rest, request
+    if carried(ShardedGraph(graph, results, {}, mesh, Extents(), rest)):
+        return rest, replace(request, mode="sharded", group=dict.fromkeys(axes), regather=True)
+    return _with_overrides(graph, mesh, rest, axes), request
+
+
+def _with_overrides(graph: Graph, mesh: Mesh, layout: Layout, axes: Axes) -> Layout:
+    """The layout with an override for each parameter that splits it over the axes; not along a dim of a loop."""
+    roots = dict.fromkeys(v.name.partition("/")[0] for v in graph.ins if "/" in v.name)
+    root = PARAMS if PARAMS in roots else next(iter(roots), None)
+    params = [v for v in graph.ins if v.dims and v.name.partition("/")[0] in (root, PARAMS)]
+    if not params:
+        raise LayoutError(
+            "the layout has a rule for the parameters (params), and the function has no argument that is a tree of "
+            "tensors\n  give the parameters as a dict, or name their dims in the layout"
+        )
+    looped = {eqn.scan.dim.name for eqn, _ in walk(graph) if eqn.scan is not None}
+    overrides = dict[str, dict[str, Axes]]()
+    for v in params:
+        rules = layout.for_path(v.name)
+        own = {d.name: rules.get(d.name, ()) for d in v.dims}
+        free = tuple(axis for axis in axes if all(axis not in cut for cut in own.values()))
+        shape = tuple(d for d in v.dims if d.name not in looped) or v.dims
+        if free:
+            overrides[glob.escape(v.name)] = least_padded_split(mesh, shape, Sharding.of(own), free)
+    return Layout(layout.rules, overrides={**layout.overrides, **overrides})
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:

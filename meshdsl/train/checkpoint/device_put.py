@@ -67,7 +67,7 @@ def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Destin
     return {
         path: Destination(
             spec,
-            program.extents.global_shape(inputs[path].dims),
+            program.stored_shape(inputs[path]),
             NamedSharding(mesh, partition_spec(inputs[path].dims, inputs[path].sharding)),
         )
         for path, spec in types.items()
@@ -92,7 +92,7 @@ def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[st
     return {
         path: Destination(
             spec,
-            extents.global_shape(spec.dims),
+            extents.global_shape(spec.dims, _sharding(path, spec.dims, layout), mesh),
             NamedSharding(bound, partition_spec(spec.dims, _sharding(path, spec.dims, layout))),
         )
         for path, spec in types.items()
