@@ -99,19 +99,27 @@ class Extents:
 
     A dim name has one multiple (default 1), by which every number of blocks divides. The size rounded up to the
     multiple, divided by the number of blocks, is the size of a block, but at most the dim's: blocks nest, and a dim
-    that is not split is stored without padding.
+    that is not split is stored without padding. The multiple is that of all axes that split the dim anywhere, so that
+    reshards between them need no gather; if this pads over a sixteenth more than `least`, the least common multiple of
+    the rules, it is `least`.
 
     >>> extents = Extents({"heads": 16})
     >>> [extents.local(Dim("heads", 6), blocks) for blocks in (1, 2, 4, 16)]
     [6, 6, 4, 1]
+    >>> Extents({"heads": 8}, {"heads": 4}).padded(Dim("heads", 4))
+    4
     """
 
     multiple: Mapping[str, int] = field(default_factory=dict[str, int])
+    least: Mapping[str, int] = field(default_factory=dict[str, int])  # that each rule needs, if not all together
 
     def padded(self, dim: Dim) -> int:
         """The size of a dim, rounded up to its multiple."""
         m = self.multiple.get(dim.name, 1)
-        return dim.size if m == 1 else -(-dim.size // m) * m
+        if m == 1:
+            return dim.size
+        most, least = (-(-dim.size // n) * n for n in (m, self.least.get(dim.name, m)))
+        return most if 16 * most <= 17 * least else least
 
     def local(self, dim: Dim, blocks: int) -> int:
         """The stored size of one of so many blocks of a dim."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.tables import table
 from ..errors.units import show_bytes
 from ..ir import Because, Graph, Var, walk
-from ..layouts import Extents, Layout, Mesh, Sharding
+from ..layouts import PARAMS, Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
@@ -32,7 +32,6 @@ from .shard_updates import Decision, Policy, Verdict, shard_updates
 from .update import Update, carried, least_padded_split
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
 
-PARAMS = "params"  # the name of the parameters in a layout
 MODES = ("replicated", "sharded", "auto")
 _Split = tuple[Graph, Layout, tuple[Decision, ...]]  # the graph with sharded updates, its layout, and the decisions
 
@@ -47,8 +46,8 @@ class WeightUpdate:
 
     `group` names the mesh axes along which devices share an update, `"x core"`, or parts of axes, `"rows:32"` or
     `{"rows": 32}`; the default is all axes over which the gradient is summed ("sharded"), or the fastest ("auto").
-    Unless a group has sizes, an axis is divided in two where that saves a tenth of the padded weights, so that a weight
-    is sharded over two dims where none is long enough for the axis.
+    Without a group, an axis is divided in two where that saves a tenth of the padded weights, so that a weight is
+    sharded over two dims where none is long enough for the axis.
     Gradients are scattered inside a group, and their shards are summed across groups. Tensors of fewer than
     `bucket_bytes` bytes are gathered, scattered or summed in one collective; None means no buckets ("sharded") or the
     fastest buckets ("auto"). With `regather`, a sharded weight is gathered again for the backward pass instead of kept,
@@ -245,8 +244,8 @@ def _shard(placed: ShardedGraph, request: WeightUpdate, machine: Machine | None)
 
         return shard_updates(fine, Policy(groups(refined), noted))
 
-    split = on(given)
-    if given.parts or (sizes and machine is not None):
+    split, group = on(given), request.group
+    if group is not None and not (isinstance(group, Mapping) and None in group.values()):
         return given, split
     best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
     return (best, on(best)) if best.parts else (given, split)
@@ -259,7 +258,8 @@ def of_params(
 
     Parameters that the function updates are shards that are gathered where they are read (`regather`). In a function
     without an update, an override splits each parameter: the leaves of the argument `params`, or else of the first
-    argument with a path. A dim of the name `params` has its own rule as any other.
+    argument that is a tree; without such an argument, those of the result. A dim of the name `params` has its own rule
+    as any other.
 
     Raises `LayoutError` for an axis that the mesh lacks, for an update that the rule contradicts, and if there are no
     parameters.
@@ -281,14 +281,19 @@ def of_params(
         return rest, request
     if carried(ShardedGraph(graph, results, {}, mesh, Extents(), rest)):
         return rest, replace(request, mode="sharded", group=dict.fromkeys(axes), regather=True)
-    return _with_overrides(graph, mesh, rest, axes), request
+    return _with_overrides(graph, mesh, rest, axes, _parameters(graph, results)), request
 
 
-def _with_overrides(graph: Graph, mesh: Mesh, layout: Layout, axes: Axes) -> Layout:
+def _parameters(graph: Graph, results: Sequence[str]) -> list[tuple[str, Var]]:
+    """The paths and values of the parameters of a function that updates none; see `of_params`."""
+    roots = [v.name.partition("/")[0] for v in graph.ins if "/" in v.name]
+    root = PARAMS if PARAMS in roots else next(iter(roots), "")
+    given = [(v.name, v) for v in graph.ins if root and v.name.startswith(f"{root}/")]
+    return given or [(path, v) for path, v in zip(results, graph.outs, strict=True) if "/" in path]
+
+
+def _with_overrides(graph: Graph, mesh: Mesh, layout: Layout, axes: Axes, params: Sequence[tuple[str, Var]]) -> Layout:
     """The layout with an override for each parameter that splits it over the axes; not along a dim of a loop."""
-    roots = dict.fromkeys(v.name.partition("/")[0] for v in graph.ins if "/" in v.name)
-    root = PARAMS if PARAMS in roots else next(iter(roots), None)
-    params = [v for v in graph.ins if v.dims and v.name.partition("/")[0] in (root, PARAMS)]
     if not params:
         raise LayoutError(
             "the layout has a rule for the parameters (params), and the function has no argument that is a tree of "
@@ -296,13 +301,13 @@ def _with_overrides(graph: Graph, mesh: Mesh, layout: Layout, axes: Axes) -> Lay
         )
     looped = {eqn.scan.dim.name for eqn, _ in walk(graph) if eqn.scan is not None}
     overrides = dict[str, dict[str, Axes]]()
-    for v in params:
-        rules = layout.for_path(v.name)
+    for path, v in params:
+        rules = layout.for_path(path)
         own = {d.name: rules.get(d.name, ()) for d in v.dims}
         free = tuple(axis for axis in axes if all(axis not in cut for cut in own.values()))
         shape = tuple(d for d in v.dims if d.name not in looped) or v.dims
-        if free:
-            overrides[glob.escape(v.name)] = least_padded_split(mesh, shape, Sharding.of(own), free)
+        if free and shape:
+            overrides[glob.escape(path)] = least_padded_split(mesh, shape, Sharding.of(own), free)
     return Layout(layout.rules, overrides={**layout.overrides, **overrides})
 
 
