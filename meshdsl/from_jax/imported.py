@@ -16,7 +16,7 @@ from .axes import dims
 from .naming import Names, given, settle
 from .replay import Replay
 from .steps import Block, Value, read
-from .tensors import in_axes, numbered, of_array
+from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
 
 tree = jax.tree_util
@@ -96,7 +96,7 @@ class Imported:
         """Run the function on types, and report everything that cannot be imported."""
         replay = Replay(self.prefer)
         with numbered():
-            md.eval_shape(lambda *xs: replay.run(self._block, xs), *(of_array(v, _type(v)) for v in self._block.ins))
+            md.eval_shape(lambda *xs: replay.run(self._block, xs), *(spec_of(v) for v in self._block.ins))
         self._names.notes += replay.notes
         if replay.refusals:
             listed = "\n".join(dict.fromkeys(replay.refusals))
@@ -148,10 +148,10 @@ class Imported:
     @property
     def specs(self) -> tuple[Any, ...]:
         """The types of the arguments, in their structure; leaves that are no arrays are None."""
-        return self._unflatten([of_array(v, _type(v)) for v in self._block.ins])
+        return self._unflatten([spec_of(v) for v in self._block.ins])
 
-    def tensors(self, *args: Any) -> tuple[Any, ...]:
-        """Arrays as the tensors of the arguments; a `jax.ShapeDtypeStruct` becomes a spec.
+    def split(self, *args: Any) -> list[Any]:
+        """The arguments as arrays with one axis for each dim, in the order of `specs`.
 
         Raises `ShapeError` for another structure, and for an array of another shape.
         """
@@ -162,31 +162,47 @@ class Imported:
         for v, x in zip(self._block.ins, arrays, strict=True):
             if np.shape(x) != v.shape:
                 raise md.ShapeError(f"{v.label} has the shape {v.shape}, got {np.shape(x)}")
-        return self._unflatten([of_array(v, x) for v, x in zip(self._block.ins, arrays, strict=True)])
+        return [in_dims(v, x) for v, x in zip(self._block.ins, arrays, strict=True)]
+
+    def joined(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
+        """Arrays with these dims as a tree of arrays in the axes of JAX: the function's own, if it returns such a tree.
+
+        In another tree, such as that of a gradient, an array has the axes of the input with the same dims.
+        """
+        if structure == self._out_structure:
+            values = self._block.outs
+        else:
+            values = [self._value_of(shape) for shape in shapes]
+        made = [x if v is None else in_axes(x, shape, v) for x, shape, v in zip(arrays, shapes, values, strict=True)]
+        return tree.tree_unflatten(structure, made)
+
+    def _value_of(self, shape: Sequence[md.Dim]) -> Value | None:
+        """The input with these dims, in this order if there is one; else a result with them."""
+        known = [v for v in (*self._block.ins, *self._block.outs) if set(stored(v)) == set(shape)]
+        return next((v for v in known if stored(v) == tuple(shape)), known[0] if known else None)
+
+    def tensors(self, *args: Any) -> tuple[Any, ...]:
+        """Arrays as the tensors of the arguments; a `jax.ShapeDtypeStruct` becomes a spec.
+
+        Raises `ShapeError` for another structure, and for an array of another shape.
+        """
+        made = zip(self._block.ins, self.split(*args), strict=True)
+        return self._unflatten([spec_of(v) if x is None else md.tensor(x, stored(v)) for v, x in made])
 
     def arrays(self, result: Any, like: Any = None) -> Any:
-        """Tensors as arrays, in the axis order of what the function returns.
+        """Tensors as arrays in the axes of JAX: those of what the function returns, for a tree such as it returns.
 
-        `like` is a tree of arrays or their types, for another result: for a gradient, the parameters. Raises
-        `ShapeError` if the trees differ.
+        In another tree, such as that of a gradient, a tensor has the axes of the input with the same dims; or those of
+        the tree `like`, of arrays or their types. Raises `ShapeError` if the trees differ.
         """
         tensors, structure = tree.tree_flatten(result, is_leaf=lambda x: isinstance(x, md.Tensor))
+        made = self.joined([t.array for t in tensors], [t.dims for t in tensors], structure)
         if like is None:
-            if structure != self._out_structure:
-                raise md.ShapeError(
-                    f"{self._called()} returns {self._out_structure}, and this is {structure}\n"
-                    "  for another result, give its shapes: .arrays(gradients, like=params)"
-                )
-            return tree.tree_unflatten(structure, [_array(t, v) for t, v in zip(tensors, self._block.outs, strict=True)])
-        arrays = [x for x in tree.tree_leaves(like) if is_array(x)]
-        if len(arrays) != len(tensors):
-            raise md.ShapeError(f"there are {len(tensors)} tensors, and like= has {len(arrays)} arrays")
-        return tree.tree_unflatten(structure, [self._like(t, np.shape(x)) for t, x in zip(tensors, arrays, strict=True)])
-
-    def _like(self, t: md.Tensor, shape: tuple[int, ...]) -> Any:
-        """A tensor in the axes of the input that has the same dims, or of the same shape in its own order."""
-        own = next((v for v in self._block.ins if v.shape == shape and set(dims(v.axes)) == set(t.dims)), None)
-        return in_axes(t, t.dims if own is None else dims(own.axes), shape)
+            return made
+        shapes = [np.shape(x) for x in tree.tree_leaves(like) if is_array(x)]
+        if len(shapes) != len(tensors):
+            raise md.ShapeError(f"there are {len(tensors)} tensors, and like= has {len(shapes)} arrays")
+        return tree.tree_unflatten(structure, list(map(jax.numpy.reshape, tree.tree_leaves(made), shapes)))
 
     def _unflatten(self, values: Sequence[Any]) -> tuple[Any, ...]:
         rest = iter(values)
@@ -204,16 +220,6 @@ class Imported:
     __repr__ = __str__
 
 
-def _type(v: Value) -> Any:
-    return jax.ShapeDtypeStruct(v.shape, v.dtype)
-
-
-def _array(t: md.Tensor, v: Value) -> Any:
-    if v.is_key:
-        return jax.random.wrap_key_data(in_axes(t, [*dims(v.axes), t.dims[-1]], (*v.shape, 2)))
-    return in_axes(t, dims(v.axes), v.shape)
-
-
 def _parameters(f: Callable[..., Any]) -> list[str]:
     try:
         return list(inspect.signature(f).parameters)
@@ -225,4 +231,4 @@ def _label(parameters: Sequence[str], path: Any) -> str:
     """The path of an input, such as `params/layers/0/w`."""
     first, *rest = path
     keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))).lstrip(".") for k in rest]
-    return "/".join([parameters[first.idx] if first.idx < len(parameters) else str(first.idx), *keys])
+    return "/".join([*parameters, *map(str, range(len(parameters), first.idx + 1))][first.idx : first.idx + 1] + keys)

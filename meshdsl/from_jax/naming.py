@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-
 from .axes import Axis, Family, link, unite
 from .steps import Block, Step, Value
 
@@ -160,5 +159,3 @@ def _free(base: str, taken: set[str]) -> str:
         name = f"{base}_{k}"
     taken.add(name)
     return name
-
-

@@ -11,7 +11,7 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from .axes import dims
-from .operations import HANDLERS, Refusal, elementwise
+from .operations import HANDLERS, RefusedError, elementwise
 from .operations.fallback import through_local
 from .steps import Block, Step, Value
 from .tensors import constant, whole
@@ -60,7 +60,7 @@ class Replay:
             if handler is None and step.name in jax_functions.ELEMENTWISE:
                 handler = elementwise.any_function
             results = (handler or through_local)(self, step, xs)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             where = f" at {step.where}  {step.where.source()}" if step.where else ""
             self.refusals.append(f"{step.name}{where}: {refusal}")
             results = [md.full(dims(v.axes), 0, dtype=v.dtype) for v in step.outs]

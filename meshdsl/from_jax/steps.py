@@ -16,7 +16,6 @@ from jax.extend.core import Literal
 
 from meshdsl import jax_functions
 
-
 from .axes import Axis
 
 LOOPS = {"scan", "while", "cond", "remat", "remat2", "checkpoint"}  # steps with bodies of their own
@@ -128,7 +127,10 @@ def _read(
     env.update((v, Value(np.shape(c), v.aval.dtype, const=c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
 
     def value(v: Any) -> Value:
-        return Value(np.shape(v.val), v.aval.dtype, const=v.val) if isinstance(v, Literal) else env[v]
+        if not isinstance(v, Literal):
+            return env[v]
+        of: Any = v.aval
+        return Value(np.shape(v.val), of.dtype, const=v.val)
 
     for eqn in jaxpr.eqns:
         values, where = [value(v) for v in eqn.invars], jax_functions.line_of(eqn) or caller
@@ -170,6 +172,7 @@ def with_rule(eqn: Any, body: Any, where: Any) -> list[Block]:
     The forward pass returns the results and what JAX saves; the backward pass takes these, then the cotangents of the
     results, and returns the cotangents of the floating operands. Both are traced by `jax.vjp`, from the user's rule.
     """
+
     def f(*xs: Any) -> Any:
         return eqn.primitive.bind(*xs, **eqn.primitive.get_bind_params(eqn.params))
 
@@ -191,4 +194,3 @@ def with_rule(eqn: Any, body: Any, where: Any) -> list[Block]:
 
     back = jax.make_jaxpr(backward)(residuals, outs)
     return [read(body, where), read(saved, where, inlined=True), read(back, where)]
-

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
@@ -20,6 +21,7 @@ from .steps import Step, Value
 
 Part = Axis | md.Dim
 Move = tuple[Sequence[Part], Sequence[Part]]  # axes that a tensor has, and axes that it shall have instead
+WORD = md.Dim("key_word", 2)  # of a random key
 _numbers: ContextVar[Iterator[int]] = ContextVar("_numbers")
 
 
@@ -116,19 +118,25 @@ def constant(v: Value) -> Any:
     return md.tensor(array.reshape([d.size for d in dims(v.axes)]), dims(v.axes))
 
 
-def of_array(v: Value, x: Any) -> Any:
-    """An argument of the function, an array or its type, as a tensor or a spec."""
-    shape = dims(v.axes)
-    if v.is_key:
-        if isinstance(x, jax.ShapeDtypeStruct):
-            return md.spec([*shape, md.Dim("key_word", 2)], "uint32")
-        return md.tensor(jax.numpy.reshape(x, [d.size for d in shape]), shape)
-    if isinstance(x, jax.ShapeDtypeStruct | jax.core.ShapedArray):
-        return md.spec(shape, x.dtype)
-    return md.tensor(jax.numpy.asarray(x, v.dtype).reshape([d.size for d in shape]), shape)
+def stored(v: Value) -> tuple[md.Dim, ...]:
+    """The dims of an input or a result."""
+    return (*dims(v.axes), WORD) if v.is_key else dims(v.axes)
 
 
-def in_axes(t: md.Tensor, shape: Sequence[md.Dim], sizes: Sequence[int]) -> Any:
-    """A tensor as an array with these axes; `shape` are its dims in their order."""
-    ordered = t if t.dims == tuple(shape) else md.transpose(t, shape)
-    return jax.numpy.reshape(ordered.array, tuple(sizes))
+def spec_of(v: Value) -> Any:
+    return md.spec(stored(v), "uint32" if v.is_key else v.dtype)
+
+
+def in_dims(v: Value, x: Any) -> Any:
+    """An argument as an array with one axis for each dim; None for a type without values."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return None
+    x = jax.random.key_data(x) if v.is_key else jnp.asarray(x, v.dtype)
+    return x.reshape([d.size for d in stored(v)])
+
+
+def in_axes(x: Any, shape: Sequence[md.Dim], v: Value) -> Any:
+    """An array with these dims in the axes of a value."""
+    wanted = stored(v)
+    x = x if tuple(shape) == wanted else jnp.transpose(x, [list(shape).index(d) for d in wanted])
+    return jax.random.wrap_key_data(x.reshape((*v.shape, 2))) if v.is_key else jnp.reshape(x, v.shape)

@@ -181,7 +181,7 @@ def _ragged(step: Step) -> None:
 
 
 def _keys(step: Step) -> None:
-    """A key for each place: the leading axes. An array of words has one axis more, and so have numbers that are drawn."""
+    """The leading axes have a key for each place; words of keys, and numbers that are drawn, have more axes."""
     for v in step.ins:
         for a, b in zip(v.axes, step.outs[0].axes, strict=False):
             unite(a, b)
@@ -281,13 +281,13 @@ def _second(block: Block) -> None:
     for step in steps:
         if step.name == "concatenate":  # the gradient of such a split
             axis = step.params["dimension"]
-            part, *rest = step.outs[0].axes[axis].atoms() or [None]
-            for v in step.ins if rest and part.size == len(step.ins) else ():
-                align([v.axes[axis]], rest)
+            atoms = step.outs[0].axes[axis].atoms()
+            for v in step.ins if len(atoms) > 1 and atoms[0].size == len(step.ins) else ():
+                align([v.axes[axis]], atoms[1:])
 
 
 def _split(step: Step, joined: set[Axis]) -> None:
-    """A split into equal parts, which nothing joins again, makes a dim of the parts: that of queries, keys, values."""
+    """A split into equal parts, which nothing joins again, makes a dim of parts: queries, keys and values."""
     (x,), axis, n = step.ins, step.params["axis"], len(step.outs)
     whole, parts = x.axes[axis], [v.axes[axis] for v in step.outs]
     equal = len(set(step.params["sizes"])) == 1 and not any(v.root in joined for v in parts)
@@ -301,5 +301,3 @@ def _split(step: Step, joined: set[Axis]) -> None:
         for v in parts:
             v.root.rigid = True
             _resized(whole, v)
-
-

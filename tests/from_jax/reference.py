@@ -35,15 +35,18 @@ def worst(got: Any, want: Any) -> float:
 
 def simulated(m: md.Imported, f: Callable[..., Any], layout: Layout, args: Sequence[Any], like: Any) -> Any:
     """What a function of the imported one's tensors returns under a layout, as arrays."""
-    tensors = m.tensors(*args)
-    program = md.compile(f, *layout).program(*tensors)
-    leaves = [x for x in jax.tree.leaves(tensors, is_leaf=lambda x: isinstance(x, md.Tensor))]
-    outs = md.simulate(program, *leaves)
-    results = [md.tensor(jnp.asarray(x), v.dims) for x, v in zip(outs, program.outs, strict=True)]
-    return m.arrays(jax.tree.unflatten(jax.tree.structure(like), results), like=like)
+    program = md.compile(f, *layout).program(*m.specs)
+    outs = md.simulate(program, *m.split(*args))
+    return m.joined(list(map(jnp.asarray, outs)), [v.dims for v in program.outs], jax.tree.structure(like))
 
 
-def check_values(f: Callable[..., Any], args: Sequence[Any], layouts: Sequence[Layout] = (ONE,), at_most: float = 1e-5, **options: Any) -> md.Imported:
+def check_values(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    layouts: Sequence[Layout] = (ONE,),
+    at_most: float = 1e-5,
+    **options: Any,
+) -> md.Imported:
     """The values of f, imported, beside JAX's, under each layout."""
     m = md.from_jax(f, *args, **options)
     want = f(*args)
@@ -53,7 +56,13 @@ def check_values(f: Callable[..., Any], args: Sequence[Any], layouts: Sequence[L
     return m
 
 
-def check_gradients(f: Callable[..., Any], args: Sequence[Any], layouts: Sequence[Layout] = (ONE,), at_most: float = 1e-5, **options: Any) -> md.Imported:
+def check_gradients(
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    layouts: Sequence[Layout] = (ONE,),
+    at_most: float = 1e-5,
+    **options: Any,
+) -> md.Imported:
     """The loss f and its gradient by md.grad, beside JAX's, under each layout."""
     m = md.from_jax(f, *args, **options)
     want = jax.value_and_grad(f)(*args)

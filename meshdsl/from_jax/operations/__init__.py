@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import importlib
 
-from .registry import HANDLERS, Refusal
+from .registry import HANDLERS, RefusedError
 
 for _name in ("elementwise", "shapes", "products", "windows", "indices", "keys", "loops"):
     importlib.import_module(f"{__name__}.{_name}")
 
-__all__ = ["HANDLERS", "Refusal"]
+__all__ = ["HANDLERS", "RefusedError"]

@@ -67,7 +67,9 @@ def any_function(replay: Replay, step: Step, xs: list[Any]) -> Any:
     xs = operands(replay, step, xs)
     if not _has_tensor(xs):
         return of_numbers(step, xs)
-    tensors = [x if isinstance(x, md.Tensor) else md.full((), x, dtype=v.dtype) for v, x in zip(step.ins, xs, strict=True)]
+    tensors = [
+        x if isinstance(x, md.Tensor) else md.full((), x, dtype=v.dtype) for v, x in zip(step.ins, xs, strict=True)
+    ]
 
     def f(*arrays: Any) -> Any:
         return step.eqn.primitive.bind(*arrays, **step.params)

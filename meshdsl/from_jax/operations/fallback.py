@@ -13,7 +13,7 @@ from meshdsl import jax_functions
 from ..axes import Axis, dims
 from ..steps import Step, Value
 from ..tensors import Move, fit, fresh, wholes
-from .registry import Refusal
+from .registry import RefusedError
 
 if TYPE_CHECKING:
     from ..replay import Replay
@@ -35,8 +35,8 @@ _REFUSED = {
 def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
     """`md.local` of the primitive: split along the axes that pass to all results, whole along the others."""
     if step.name in _REFUSED or step.eqn is None or step.bodies:
-        raise Refusal(_REFUSED.get(step.name, "no operation here runs a function like this one"))
-    passing = _passing(step)
+        raise RefusedError(_REFUSED.get(step.name, "no operation here runs a function like this one"))
+    passing, reason = _passing(step), ""
     for split in (passing, {}) if passing else ({},):
         try:
             results = _local(step, xs, split)
@@ -47,7 +47,7 @@ def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
         how = f"on blocks along {along}" if along else "on whole arrays, on every device"
         replay.note(step, f"{step.name} has no operation here: JAX runs it {how}")
         return results
-    raise Refusal(f"JAX cannot run it through md.local: {reason}")
+    raise RefusedError(f"JAX cannot run it through md.local: {reason}")
 
 
 def _passing(step: Step) -> dict[int, Axis]:
@@ -72,15 +72,16 @@ def _local(step: Step, xs: list[Any], split: dict[int, Axis]) -> list[Any]:
     flat = tuple(tuple(d for each in out for d in each) for out in outs)
     mapped = [d for axis in split.values() for d in dims([axis]) if any(d in x.dims for x in operands)]
     y = md.local(_on_arrays(step), *operands, out=flat if len(flat) > 1 else flat[0], split=mapped)
-    moves: list[list[Move]] = [[(d, [a]) for d, a in zip(new, o.axes, strict=True)] for new, o in zip(outs, step.outs, strict=True)]
+    moves: list[list[Move]] = [
+        [(d, [a]) for d, a in zip(new, o.axes, strict=True)] for new, o in zip(outs, step.outs, strict=True)
+    ]
     return [fit(t, *each) for t, each in zip(y if len(flat) > 1 else [y], moves, strict=True)]
 
 
 def _dims(v: Value, i: int, axis: Axis | None) -> Sequence[md.Dim]:
     """One dim for axis i of a value, that of `axis` if it is split; none for one element."""
-    if v.shape[i] == 1:
-        return ()
-    return dims([axis]) if axis is not None else (fresh(v.shape[i], "whole"),)
+    own = [fresh(v.shape[i], "whole")] if axis is None else list(dims([axis]))
+    return own if v.shape[i] != 1 else []
 
 
 def _on_arrays(step: Step) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from ..steps import Step, Value
 from ..tensors import Move, Part, axiswise, fit, fresh, single, whole, wholes
 from .fallback import through_local
 from .registry import operation
-from .shapes import along
+from .shapes import Change, along
 
 if TYPE_CHECKING:
     from ..replay import Replay
@@ -34,7 +34,11 @@ def gather(replay: Replay, step: Step, xs: list[Any]) -> Any:
             return _at_one_start(step, xs)
         return through_local(replay, step, xs)
     one = len(d.start_index_map) == 1 and tuple(d.start_index_map) == tuple(d.collapsed_slice_dims)
-    cut = any(n != m for k, (n, m) in enumerate(zip(v.shape, p["slice_sizes"], strict=True)) if k not in (*d.start_index_map, *d.operand_batching_dims))
+    cut = any(
+        n != m
+        for k, (n, m) in enumerate(zip(v.shape, p["slice_sizes"], strict=True))
+        if k not in (*d.start_index_map, *d.operand_batching_dims)
+    )
     if not one or cut:
         return through_local(replay, step, xs)
     over = d.start_index_map[0]
@@ -62,7 +66,9 @@ def _fill(value: Any, dtype: Any) -> Any:
     """What JAX reads out of range: NaN, the smallest integer, the largest unsigned one, or True."""
     dtype = np.dtype(dtype)
     if value is None:
-        value = {"i": lambda: np.iinfo(dtype).min, "u": lambda: np.iinfo(dtype).max, "b": lambda: True}.get(dtype.kind, lambda: np.nan)()
+        value = {"i": lambda: np.iinfo(dtype).min, "u": lambda: np.iinfo(dtype).max, "b": lambda: True}.get(
+            dtype.kind, lambda: np.nan
+        )()
     return np.asarray(value).astype(dtype)[()]
 
 
@@ -71,8 +77,11 @@ def _at_one_start(step: Step, xs: list[Any]) -> Any:
     (v, i), out, sizes = step.ins, step.outs[0], step.params["slice_sizes"]
     over, starts = step.params["dimension_numbers"].start_index_map, whole(i, xs[1])
     each = md.unstack(starts, starts.dims[0]) if len(over) > 1 else [starts]
-    changes = {a: lambda x, d, s=md.cast(s, "int32"), n=sizes[a]: md.dynamic_slice(x, d, s, n)
-               for a, s in zip(over, each, strict=True) if sizes[a] != v.shape[a]}  # fmt: skip
+    changes: dict[int, Change] = {}
+    for axis, start in zip(over, each, strict=True):
+        if sizes[axis] != v.shape[axis]:
+            first = md.cast(start, "int32")
+            changes[axis] = lambda x, d, first=first, n=sizes[axis]: md.dynamic_slice(x, d, first, n)
     return along(step, xs[0], changes) if changes else fit(whole(v, xs[0]), *axiswise(v, out))
 
 
@@ -84,7 +93,9 @@ def scatter(replay: Replay, step: Step, xs: list[Any]) -> Any:
     one = len(over) == 1 and over == tuple(d.inserted_window_dims)
     pair = dict(zip(d.scatter_indices_batching_dims, d.operand_batching_dims, strict=True))
     windows = [k for k in range(len(v.shape)) if k not in (*over, *pair.values())]
-    whole_windows = one and all(v.shape[w] == u.shape[k] for k, w in zip(sorted(d.update_window_dims), windows, strict=True))
+    whole_windows = one and all(
+        v.shape[w] == u.shape[k] for k, w in zip(sorted(d.update_window_dims), windows, strict=True)
+    )
     repeated = step.name == "scatter" and not (p["unique_indices"] or _is_order(i))
     if not whole_windows or v.shape[over[0]] == 1 or repeated:
         return through_local(replay, step, xs)
@@ -120,7 +131,13 @@ def _put(name: str, x: md.Tensor, index: md.Tensor, update: md.Tensor, dim: md.D
 def _is_order(i: Value) -> bool:
     """True for the indices that a sort returns: no two are equal."""
     maker, seen = i.maker, i
-    while maker is not None and maker.name in ("broadcast_in_dim", "reshape", "convert_element_type", "select_n", "transpose"):
+    while maker is not None and maker.name in (
+        "broadcast_in_dim",
+        "reshape",
+        "convert_element_type",
+        "select_n",
+        "transpose",
+    ):
         seen = maker.ins[-1]
         maker = seen.maker
     return maker is not None and maker.name == "sort" and seen in maker.outs[1:]

@@ -11,19 +11,17 @@ import meshdsl as md
 
 from ..axes import dims
 from ..steps import Step, Value
-from ..tensors import Move, fit, fresh, full, whole
-from .registry import Refusal, operation
+from ..tensors import WORD, Move, fit, fresh, full, whole
+from .registry import RefusedError, operation
 
 if TYPE_CHECKING:
     from ..replay import Replay
-
-WORD = md.Dim("key_word", 2)
 
 
 def _key(step: Step, x: Any) -> md.Tensor:
     impl = str(getattr(step.ins[0].dtype, "_impl", step.params.get("impl", "")))
     if impl and "fry" not in impl and "threefry" not in impl:
-        raise Refusal(f"keys of {impl} are not drawn here, only Threefry's\n  make them with jax.random.key(seed)")
+        raise RefusedError(f"keys of {impl} are not drawn here, only Threefry's\n  make them with jax.random.key(seed)")
     return whole(step.ins[0], x)
 
 
@@ -56,7 +54,9 @@ def seed(replay: Replay, step: Step, xs: list[Any]) -> Any:
     if not isinstance(x, md.Tensor):
         return md.tensor(jax.random.key(int(x)))
     if step.ins[0].shape:
-        raise Refusal("an array of seeds is no operation here\n  make the keys outside, and pass them as an argument")
+        raise RefusedError(
+            "an array of seeds is no operation here\n  make the keys outside, and pass them as an argument"
+        )
     return md.random.key(x)
 
 

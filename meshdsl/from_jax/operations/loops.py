@@ -10,7 +10,7 @@ import meshdsl as md
 from ..axes import dims
 from ..steps import Block, Step, Value
 from ..tensors import axiswise, fit, fresh, full, wholes
-from .registry import Refusal, operation
+from .registry import RefusedError, operation
 
 if TYPE_CHECKING:
     from ..replay import Replay
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def _as(values: Sequence[Value], tensors: Sequence[Any], wanted: Sequence[Value], drop: int = 0) -> list[md.Tensor]:
     """The tensors of some values with the dims of others, one after the other."""
     return [
-        _order(fit(t, *axiswise(v, w, drop=drop)), w, drop)
-        for v, t, w in zip(values, tensors, wanted, strict=True)
+        _order(fit(t, *axiswise(v, w, drop=drop)), w, drop) for v, t, w in zip(values, tensors, wanted, strict=True)
     ]
 
 
@@ -49,7 +48,13 @@ def scan(replay: Replay, step: Step, xs: list[Any]) -> Any:
     last, ys = md.scan(f, start, slices, over=over, reverse=p["reverse"])
     ys = [md.squeeze(y, over.name) for y in ys] if p["length"] == 1 else ys
     last = _as(body.ins[n:m], last, step.outs[: m - n])
-    return [*last, *(fit(y, *axiswise(v, w, drop_w=1)) for v, y, w in zip(body.outs[m - n :], ys, step.outs[m - n :], strict=True))]
+    return [
+        *last,
+        *(
+            fit(y, *axiswise(v, w, drop_w=1))
+            for v, y, w in zip(body.outs[m - n :], ys, step.outs[m - n :], strict=True)
+        ),
+    ]
 
 
 @operation("while")
@@ -127,6 +132,6 @@ def with_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 @operation("custom_lin")
 def half_of_a_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
-    raise Refusal("it is half of a jax.custom_vjp, which only JAX can transpose\n  import the function, not its linearisation")
-
-
+    raise RefusedError(
+        "it is half of a jax.custom_vjp, which only JAX can transpose\n  import the function, not its linearisation"
+    )

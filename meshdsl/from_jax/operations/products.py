@@ -12,7 +12,7 @@ import meshdsl as md
 from ..axes import dims
 from ..steps import Step
 from ..tensors import Move, Part, fit, fresh, lacking, single, whole, wholes
-from .registry import Refusal, operation
+from .registry import RefusedError, operation
 
 if TYPE_CHECKING:
     from ..replay import Replay
@@ -38,7 +38,9 @@ def dot_general(replay: Replay, step: Step, xs: list[Any]) -> Any:
         moves[0].append(([v.axes[i]], [axis]))
         moves[1].append(([w.axes[j]], [axis]))
     _same_numbers(replay, step)
-    ts = [fit(whole(u, x) if not isinstance(x, md.Tensor) else x, *m) for u, x, m in zip(step.ins, xs, moves, strict=True)]
+    ts = [
+        fit(whole(u, x) if not isinstance(x, md.Tensor) else x, *m) for u, x, m in zip(step.ins, xs, moves, strict=True)
+    ]
     present = {d for t in ts for d in t.dims}
     times = int(np.prod([d.size for d in dims(summed) if d not in present], dtype=np.int64))
     y = md.einsum(*ts, out=[d for d in dims(out.axes) if d in present], dtype=out.dtype)
@@ -48,11 +50,15 @@ def dot_general(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 def _same_numbers(replay: Replay, step: Step) -> None:
     precision = step.params.get("precision")
-    if precision is not None and any("DEFAULT" not in str(each).upper() for each in (precision if isinstance(precision, tuple) else (precision,))):
+    if precision is not None and any(
+        "DEFAULT" not in str(each).upper() for each in (precision if isinstance(precision, tuple) else (precision,))
+    ):
         replay.note(step, f"the precision {precision} of a product is not kept; set jax.default_matmul_precision")
 
 
-def _reduced(step: Step, x: Any, function: Callable[..., Any], repeated: Callable[[Any, int], Any] | None = None) -> Any:
+def _reduced(
+    step: Step, x: Any, function: Callable[..., Any], repeated: Callable[[Any, int], Any] | None = None
+) -> Any:
     """Reduce over some axes; `repeated` accounts for the axes that the tensor lacks."""
     v, out, over = step.ins[0], step.outs[0], step.params["axes"]
     x = x if isinstance(x, md.Tensor) else whole(v, x)
@@ -82,7 +88,7 @@ def reduce_prod(replay: Replay, step: Step, xs: list[Any]) -> Any:
 def reduce_extreme(replay: Replay, step: Step, xs: list[Any]) -> Any:
     functions = {"reduce_max": md.max, "reduce_min": md.min, "reduce_and": md.all, "reduce_or": md.any}
     if step.name in ("reduce_and", "reduce_or") and step.ins[0].dtype != np.bool_:
-        raise Refusal("it works on the bits of integers here\n  write it as a comparison of booleans")
+        raise RefusedError("it works on the bits of integers here\n  write it as a comparison of booleans")
     return _reduced(step, xs[0], functions[step.name])
 
 
@@ -100,7 +106,10 @@ def ragged_dot(replay: Replay, step: Step, xs: list[Any]) -> Any:
     (over_x, over_w), _ = step.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     (v, w, sizes), out = step.ins, step.outs[0]
     if len(v.shape) != 2 or len(w.shape) != 3 or len(over_x) != 1:
-        raise Refusal("only rows [token, io] times matrices [group, io, out] are an operation here\n  import the forward function, and let md.grad make the gradient")
+        raise RefusedError(
+            "only rows [token, io] times matrices [group, io, out] are an operation here\n"
+            "  import the forward function, and let md.grad make the gradient"
+        )
     x, k, counts = wholes(step, xs)
     rows, columns = 1 - over_x[0], 3 - over_w[0]
     x = fit(x, ([v.axes[over_x[0]]], [w.axes[over_w[0]]]), ([v.axes[rows]], [out.axes[0]]))
@@ -110,5 +119,3 @@ def ragged_dot(replay: Replay, step: Step, xs: list[Any]) -> Any:
     after = md.broadcast(md.cast(md.iota(token), ends.dtype), [token, group]) >= md.broadcast(ends, [token, group])
     owner = md.sum(md.cast(after, "int32"), group)
     return md.grouped_dot(x, k, owner, by=group, over=dims([w.axes[over_w[0]]])[0])
-
-

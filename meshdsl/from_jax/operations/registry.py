@@ -14,7 +14,7 @@ Handler = Callable[["Replay", Step, list[Any]], Any]
 HANDLERS: dict[str, Handler] = {}
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """A step that cannot be imported: the reason, and a way out."""
 
 

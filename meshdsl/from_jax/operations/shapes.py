@@ -68,7 +68,9 @@ def stand_in(i: int, v: Value) -> md.Dim:
 def cut(replay: Replay, step: Step, xs: list[Any]) -> Any:
     p, changes = step.params, dict[int, Change]()
     strides = p["strides"] or [1] * len(step.ins[0].shape)
-    for i, (a, b, s, n) in enumerate(zip(p["start_indices"], p["limit_indices"], strides, step.ins[0].shape, strict=True)):
+    for i, (a, b, s, n) in enumerate(
+        zip(p["start_indices"], p["limit_indices"], strides, step.ins[0].shape, strict=True)
+    ):
         if (a, b, s) != (0, n, 1):
             changes[i] = lambda x, d, a=a, n=-(-(b - a) // s), s=s: md.slice(x, d, a, n, s)
     return along(step, xs[0], changes)
@@ -86,7 +88,9 @@ def pad(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 @operation("rev")
 def reverse(replay: Replay, step: Step, xs: list[Any]) -> Any:
-    return along(step, xs[0], dict.fromkeys((i for i in step.params["dimensions"] if step.ins[0].shape[i] > 1), md.reverse))
+    return along(
+        step, xs[0], dict.fromkeys((i for i in step.params["dimensions"] if step.ins[0].shape[i] > 1), md.reverse)
+    )
 
 
 @operation("cumsum", "cumprod")
@@ -132,7 +136,9 @@ def dynamic_update_slice(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
     def written(x: md.Tensor, places: list[tuple[md.Dim, Any]]) -> md.Tensor:
         (d, start), *rest = places
-        inner = written(md.dynamic_slice(x, d, start, sizes[d.name]), rest) if rest else full(update, _sized(x, sizes, d))
+        inner = (
+            written(md.dynamic_slice(x, d, start, sizes[d.name]), rest) if rest else full(update, _sized(x, sizes, d))
+        )
         return md.dynamic_update_slice(x, inner, d.name, start)
 
     x = written(x, places)
@@ -167,10 +173,13 @@ def split(replay: Replay, step: Step, xs: list[Any]) -> Any:
 @operation("concatenate")
 def concatenate(replay: Replay, step: Step, xs: list[Any]) -> Any:
     axis, out, ts = step.params["dimension"], step.outs[0], wholes(step, xs)
-    part, *rest = out.axes[axis].atoms() or [None]
-    if rest and part.size == len(ts) and all([a.size for a in v.axes[axis].atoms()] == [a.size for a in rest] for v in step.ins):
-        moved_ = [fit(t, (v.axes[axis].atoms(), rest), *axiswise(v, out, skip=[axis])) for v, t in zip(step.ins, ts, strict=True)]
-        return md.stack([full(t, [d for d in dims(out.axes) if d != dims([part])[0]]) for t in moved_], dims([part])[0])
+    part, rest = out.axes[axis].atoms()[:1], out.axes[axis].atoms()[1:]
+    sizes = [a.size for a in rest]
+    if rest and part[0].size == len(ts) and all([a.size for a in v.axes[axis].atoms()] == sizes for v in step.ins):
+        each = [d for d in dims(out.axes) if d != dims(part)[0]]
+        pairs = zip(step.ins, ts, strict=True)
+        alike = [fit(t, (v.axes[axis].atoms(), rest), *axiswise(v, out, skip=[axis])) for v, t in pairs]
+        return md.stack([full(t, each) for t in alike], dims(part)[0])
     name, parts = fresh(1).name, list[md.Tensor]()
     if len(out.axes[axis].atoms()) == 1:
         name = dims([out.axes[axis]])[0].name
@@ -187,7 +196,10 @@ def concatenate(replay: Replay, step: Step, xs: list[Any]) -> Any:
 def stack(replay: Replay, step: Step, xs: list[Any]) -> Any:
     out, axis = step.outs[0], step.params["axis"]
     rest = [a for i, a in enumerate(out.axes) if i != axis]
-    ts = [fit(t, *(([a], [b]) for a, b in zip(v.axes, rest, strict=True))) for v, t in zip(step.ins, wholes(step, xs), strict=True)]
+    ts = [
+        fit(t, *(([a], [b]) for a, b in zip(v.axes, rest, strict=True)))
+        for v, t in zip(step.ins, wholes(step, xs), strict=True)
+    ]
     if out.shape[axis] == 1:
         return ts[0]
     d = fresh(out.shape[axis])
@@ -199,7 +211,10 @@ def unstack(replay: Replay, step: Step, xs: list[Any]) -> Any:
     v, axis = step.ins[0], step.params["axis"]
     x, d = single(whole(v, xs[0]), v.axes[axis])
     rest = [a for i, a in enumerate(v.axes) if i != axis]
-    return [fit(y, *(([a], [b]) for a, b in zip(rest, out.axes, strict=True))) for y, out in zip(md.unstack(x, d), step.outs, strict=True)]
+    return [
+        fit(y, *(([a], [b]) for a, b in zip(rest, out.axes, strict=True)))
+        for y, out in zip(md.unstack(x, d), step.outs, strict=True)
+    ]
 
 
 @operation("tile")

@@ -58,7 +58,9 @@ def _pooled(step: Step, x: md.Tensor) -> tuple[md.Tensor, list[dict[str, Any]], 
     p, v, out = step.params, step.ins[-1], step.outs[0]
     options: list[dict[str, Any]] = [{}, {}, {}]
     moves: list[Move] = []
-    for i, (n, stride, padding) in enumerate(zip(p["window_dimensions"], p["window_strides"], p["padding"], strict=True)):
+    for i, (n, stride, padding) in enumerate(
+        zip(p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
+    ):
         if (n, stride, tuple(padding)) == (1, 1, (0, 0)):
             moves.append(([v.axes[i]], [out.axes[i]]))
             continue
@@ -96,5 +98,3 @@ def pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
 def gradient_of_max_pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
     """JAX gives the gradient of a window to its first maximum, which no operation here does."""
     return through_local(replay, step, xs)
-
-
