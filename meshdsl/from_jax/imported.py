@@ -18,8 +18,10 @@ from .replay import Replay
 from .steps import Block, Value, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
+from .workload import workload_of
 
 tree = jax.tree_util
+_Type = type(md.spec())
 
 
 def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None = None, prefer: str = "") -> Imported:
@@ -66,6 +68,7 @@ class Imported:
         functools.update_wrapper(self, f, updated=())
         leaves, self._structure = tree.tree_flatten(tuple(args))
         self._static = {i: x for i, x in enumerate(leaves) if not is_array(x)}
+        self._arrays = [x for x in leaves if is_array(x)]
         self._block, self._out_structure = self._traced(args, leaves)
         self._others: dict[Any, Imported] = {}
         self._names = Names()
@@ -149,6 +152,34 @@ class Imported:
     def specs(self) -> tuple[Any, ...]:
         """The types of the arguments, in their structure; leaves that are no arrays are None."""
         return self._unflatten([spec_of(v) for v in self._block.ins])
+
+    @property
+    def labels(self) -> list[str]:
+        """The path of each array of the arguments, such as `params/w`."""
+        return [v.label for v in self._block.ins]
+
+    @property
+    def examples(self) -> list[Any]:
+        """The arrays that were imported, with one axis for each dim; None for a type."""
+        return [in_dims(v, x) for v, x in zip(self._block.ins, self._arrays, strict=True)]
+
+    @property
+    def first_count(self) -> int:
+        """How many arrays the first argument has."""
+        return sum(isinstance(x, md.Tensor | _Type) for x in tree.tree_leaves(self.specs[:1]))
+
+    @property
+    def result_dims(self) -> list[tuple[md.Dim, ...]]:
+        """The dims of each result."""
+        return [stored(v) for v in self._block.outs]
+
+    def workload(self, name: str = "") -> md.Workload:
+        """The loss as a `md.Workload`, which `meshdsl analyze file.py:name` and the other commands take.
+
+        The first argument are the parameters, the others a batch, and the optimizer is `md.optim.adamw(1e-3)`. Raises
+        `ShapeError` for a function that returns anything but a scalar.
+        """
+        return workload_of(self, name or self._called())
 
     def split(self, *args: Any) -> list[Any]:
         """The arguments as arrays with one axis for each dim, in the order of `specs`.

@@ -69,9 +69,9 @@ def _local(step: Step, xs: list[Any], split: dict[int, Axis]) -> list[Any]:
         x = fit(x, *(([a], d) for a, d in zip(v.axes, new, strict=True)))
         operands.append(md.transpose(x, [d for each in new for d in each]))
     outs = [[_dims(o, t, split.get(t)) for t in range(len(o.shape))] for o in step.outs]
-    flat = tuple(tuple(d for each in out for d in each) for out in outs)
+    flat: list[Any] = [tuple(d for each in out for d in each) for out in outs]
     mapped = [d for axis in split.values() for d in dims([axis]) if any(d in x.dims for x in operands)]
-    y = md.local(_on_arrays(step), *operands, out=flat if len(flat) > 1 else flat[0], split=mapped)
+    y = md.local(_on_arrays(step), *operands, out=flat if len(flat) != 1 else flat[0], split=mapped)
     moves: list[list[Move]] = [
         [(d, [a]) for d, a in zip(new, o.axes, strict=True)] for new, o in zip(outs, step.outs, strict=True)
     ]
