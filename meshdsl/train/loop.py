@@ -8,10 +8,11 @@ bitwise equal to one that is not. A step whose loss or gradient is not finite ch
 from __future__ import annotations
 
 import dataclasses
+import glob
 import inspect
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,8 @@ def train(
         compared["versions"] = versions()
         restored = (
             keep.restore(
-                tree_specs, program, seed, batches, description, init=lambda params: _state(workload, plan, params),
+                tree_specs, program, seed, batches, description,
+                init=lambda params: _state(workload, mesh, _stored(program, layout, types), params),
                 optimizer_changed=optimizer_changed, **compared,
             )
             if keep
@@ -94,7 +96,7 @@ def train(
         if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
         key = md.random.key(seed)
-        state = restored[0] if restored else State(_initialise(workload, mesh, layout, key))
+        state = restored[0] if restored else State(_initialise(workload, mesh, _stored(program, layout, types), key))
         yield _start(workload, plan, seed, types[0], description)
         if restored:
             left = max(steps - state.step, 0)
@@ -361,14 +363,29 @@ def _initialise(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md
     return md.compile(init, mesh, layout)(key)
 
 
-def _state(workload: md.Workload, plan: md.Plan, params: Any) -> Any:
+def _state(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, params: Any) -> Any:
     """The optimizer state of given parameters; each shard is created on its own device."""
 
     def init(params: Any, key: md.Tensor) -> dict[str, Any]:
         workload.init(key)  # dead code, which has all dims that the layout may name
         return {"state": workload.optimizer(workload.config).init(params)}  # the same paths as in the step
 
-    return md.compile(init, plan.mesh, plan.layout)(params, md.random.key(0))["state"]
+    return md.compile(init, mesh, layout)(params, md.random.key(0))["state"]
+
+
+def _stored(program: md.Program, layout: md.Layout, types: Sequence[Any]) -> md.Layout:
+    """The layout in which parameters and optimizer state are stored as the step takes them.
+
+    Dims that only the update splits have private names in the program. A dim that is split over a part of a mesh axis
+    (`rows.inner`) is left whole.
+    """
+    overrides: dict[str, Mapping[str, Any]] = dict(layout.overrides)
+    for v, spec in zip(program.ins, jax.tree.leaves(types[:2]), strict=False):
+        cuts = [v.sharding.axes(d) for d in v.dims]
+        rules = {d.name: () if "." in "".join(cut) else cut for d, cut in zip(spec.dims, cuts, strict=True)}
+        if any(rules[d] != layout.axes(d) for d in rules):
+            overrides[glob.escape(v.name)] = rules
+    return md.Layout({d: axes for d, axes in layout.rules.items() if d != "params"}, overrides=overrides)
 
 
 def _rows(specs: Mapping[str, Any]) -> int:

@@ -239,7 +239,7 @@ def judge(case: Case, counts: Counter[str]) -> str:
     for name in ("group", "bucket_bytes", "regather"):
         counts[name] += name in case.plan.update
     counts["sends"] += bool(program.collectives)
-    counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.dims)
+    counts["padded"] += any(program.is_padded(v, d) for v in program.ins for d in v.dims)
     counts["bitwise"] += case.model.exact
     counts[case.model.form] += 1
     counts["recomputed"] += case.plan.recompute != "none"
