@@ -1,4 +1,4 @@
-"""No dim is longer than it is: blocks, FLOPs, bytes and memory of padded dims. `make laws LAW=padding` is the long form.
+"""No dim is longer than it is: blocks, FLOPs, bytes and memory. The long form is `make laws LAW=padding`."""
 
 from __future__ import annotations
 
