@@ -39,6 +39,8 @@ LAWS = {
     "routers": ("tests.nn.moe_reference", "--cases", "routers of a mixture of experts"),
     "misuse": ("tests.misuse", "--calls", "random wrong calls"),
     "checkpoints": ("tests.checkpoint.fuzz", "--scale", "damaged checkpoints, full disks, kills; CASES is a factor"),
+    "flips": ("tests.checkpoint.flips", "--cases", "flipped bits in each file of a step at a URL"),
+    "kills": ("tests.train.kills", "--cases", "training killed while it saves at a URL"),
     "faults": ("tests.train.faults", "", "training killed or stopped at any moment"),
     "endings": ("tests.train.endings", "", "how the processes of a run end when one of them does"),
     "long": ("tests.train.long", "--steps", "two processes with kills and changes of layout"),
