@@ -54,7 +54,7 @@ def llama(params: Any, tokens: Any, targets: Any) -> Any:
     block = jax.checkpoint(llama_block)
     x, _ = jax.lax.scan(lambda x, p: (block(x, p), None), x, params["layers"])
     logits = rms(x, params["norm"]) @ params["unembed"]
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(logits * jax.nn.one_hot(targets, V), -1))
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - jnp.sum(logits * jax.nn.one_hot(targets, V, dtype=logits.dtype), -1))
 
 
 def llama_params() -> Any:
