@@ -1,4 +1,4 @@
-"""Writes a result to a file that the user named. Only regular files are replaced; pipes and devices are written to."""
+"""Reads and writes files that the user named. Only regular files are replaced; pipes and devices are written to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+
+LONGEST = 1 << 20  # bytes of a file of settings, and of a workload's file
+
+
+def read_start(path: Path) -> bytes:
+    """The bytes of a file, at most one more than `LONGEST`. Raises `OSError`."""
+    with path.open("rb") as stream:
+        return stream.read(LONGEST + 1)
 
 
 def write_text(path: Path, text: str) -> None:

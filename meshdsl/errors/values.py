@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from . import MeshdslError, UsageError, nearest
+from .files import LONGEST, read_start
 
-_LONGEST = 1 << 20  # bytes of a file
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _MAPPINGS = (dict, collections.abc.Mapping)
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -62,10 +62,9 @@ Count = Annotated[int, Bounds(1)]
 def load_toml(path: Path, what: str, error: type[MeshdslError] = UsageError) -> dict[str, Any]:
     """The content of a TOML file, which `what` describes; raises `error` if it cannot be read."""
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(_LONGEST + 1)
-        if len(raw) > _LONGEST:
-            raise error(f"{what} {path} has more than {_LONGEST} bytes, the limit".lstrip())
+        raw = read_start(path)
+        if len(raw) > LONGEST:
+            raise error(f"{what} {path} has more than {LONGEST} bytes, the limit".lstrip())
         return parse_toml(raw.decode("utf-8"), f"{what} {path}".lstrip(), error)
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}".lstrip()) from None

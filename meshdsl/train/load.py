@@ -19,7 +19,8 @@ from pathlib import Path
 import meshdsl as md
 from meshdsl import models
 
-from ..errors import UsageError, Where, nearest, raised, text_of
+from ..errors import UsageError, Where, nearest, raised, short, text_of
+from ..errors.files import LONGEST, read_start
 
 FILLS = re.compile(r":\*(?=[\s,;]|$)")  # the size of a mesh axis that fills the devices
 
@@ -80,9 +81,11 @@ def _configured_by(path: Path) -> md.Workload:
     """
     _check_file(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
+        values = json.loads(read_start(path).decode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as JSON: {short(str(error))}") from None
     readers: dict[object, md.Workload] = {}
     for workload in _all_bundled().values():
         if workload.hugging_face is not None:
@@ -117,6 +120,8 @@ def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
 def _check_file(path: Path) -> None:
     try:
         if path.is_file():
+            if path.stat().st_size > LONGEST:
+                raise UsageError(f"{path} has more than {LONGEST} bytes, the limit of a workload's file")
             return
         files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
     except (OSError, ValueError) as error:
