@@ -14,12 +14,14 @@ import meshdsl as md
 
 from .axes import dims
 from .naming import Names, given, settle
-from .replay import Replay
+from .operations import new_replay
 from .steps import Block, Value, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
+from .workload import workload_of
 
 tree = jax.tree_util
+_Type = type(md.spec())
 
 
 def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None = None, prefer: str = "") -> Imported:
@@ -57,6 +59,17 @@ def is_array(x: Any) -> bool:
 class Imported:
     """A JAX function as a function of tensors; the result of `md.from_jax`. `print` shows its dims.
 
+    >>> import jax.numpy as jnp
+    >>> import meshdsl as md
+    >>> x, w = jnp.ones((4, 2)), jnp.ones((2, 3))
+    >>> m = md.from_jax(lambda x, w: x @ w, x, w, names={"x": "batch io", "w": ". hidden"})
+    >>> m.specs
+    (float32[batch=4 io=2], float32[io=2 hidden=3])
+    >>> m(*m.tensors(x, w)).dims
+    (batch=4, hidden=3)
+    >>> md.jaxify(md.compile(m, "rows:4", "batch:rows"))(x, w).shape
+    (4, 3)
+
     `specs` are the types of its arguments; `dims` the size of each dim. `tensors(*arrays)` and `arrays(result)`
     go from arrays to tensors and back.
     """
@@ -66,6 +79,7 @@ class Imported:
         functools.update_wrapper(self, f, updated=())
         leaves, self._structure = tree.tree_flatten(tuple(args))
         self._static = {i: x for i, x in enumerate(leaves) if not is_array(x)}
+        self._arrays = [x for x in leaves if is_array(x)]
         self._block, self._out_structure = self._traced(args, leaves)
         self._others: dict[Any, Imported] = {}
         self._names = Names()
@@ -94,7 +108,7 @@ class Imported:
 
     def _check(self) -> None:
         """Run the function on types, and report everything that cannot be imported."""
-        replay = Replay(self.prefer)
+        replay = new_replay(self.prefer)
         with numbered():
             md.eval_shape(lambda *xs: replay.run(self._block, xs), *(spec_of(v) for v in self._block.ins))
         self._names.notes += replay.notes
@@ -114,7 +128,7 @@ class Imported:
         if shapes != tuple(v.shape for v in self._block.ins):
             return self._resized(shapes)(*trees)
         with numbered():
-            outs = Replay(self.prefer).run(self._block, tensors)
+            outs = new_replay(self.prefer).run(self._block, tensors)
         return tree.tree_unflatten(self._out_structure, outs)
 
     def _shapes(self, tensors: Sequence[md.Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -149,6 +163,34 @@ class Imported:
     def specs(self) -> tuple[Any, ...]:
         """The types of the arguments, in their structure; leaves that are no arrays are None."""
         return self._unflatten([spec_of(v) for v in self._block.ins])
+
+    @property
+    def labels(self) -> list[str]:
+        """The path of each array of the arguments, such as `params/w`."""
+        return [v.label for v in self._block.ins]
+
+    @property
+    def examples(self) -> list[Any]:
+        """The arrays that were imported, with one axis for each dim; None for a type."""
+        return [in_dims(v, x) for v, x in zip(self._block.ins, self._arrays, strict=True)]
+
+    @property
+    def first_count(self) -> int:
+        """How many arrays the first argument has."""
+        return sum(isinstance(x, md.Tensor | _Type) for x in tree.tree_leaves(self.specs[:1]))
+
+    @property
+    def result_dims(self) -> list[tuple[md.Dim, ...]]:
+        """The dims of each result."""
+        return [stored(v) for v in self._block.outs]
+
+    def workload(self, name: str = "") -> md.Workload:
+        """The loss as a `md.Workload`, which `meshdsl analyze file.py:name` and the other commands take.
+
+        The first argument are the parameters, the others a batch, and the optimizer is `md.optim.adamw(1e-3)`. Raises
+        `ShapeError` for a function that returns anything but a scalar.
+        """
+        return workload_of(self, name or self._called())
 
     def split(self, *args: Any) -> list[Any]:
         """The arguments as arrays with one axis for each dim, in the order of `specs`.

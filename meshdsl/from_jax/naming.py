@@ -40,7 +40,7 @@ def given(block: Block, patterns: Mapping[str, str], names: Names) -> None:
             known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
             names.problems.append(f"names= has {pattern!r}, and no input has such a path\n  there are:\n    {known}")
     for step in block.walk():
-        if step.name == "md_named":
+        if step.primitive == "md_named":
             _write(step.ins[0], step.params["words"], first, f"the array at {step.where}", names)
 
 
@@ -143,7 +143,7 @@ def _base(value: Value, axis: int, part: int | None, atom: Axis) -> str:
 
 
 def _kind(value: Value) -> str:
-    return value.maker.name if value.maker is not None else "constant"
+    return value.maker.primitive if value.maker is not None else "constant"
 
 
 def _place(value: Value) -> str:

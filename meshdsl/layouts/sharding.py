@@ -129,6 +129,11 @@ class Extents:
         """True if some stored elements of so many blocks are padding."""
         return blocks * self.local(dim, blocks) != dim.size
 
+    def divides(self, dim: Dim, blocks: int, parts: int) -> bool:
+        """True if each of so many blocks of a dim divides into equal parts, without more padding."""
+        n = blocks * parts
+        return self.padded(dim) % n == 0 and self.local(dim, blocks) == parts * self.local(dim, n)
+
     def alike(self, one: Dim, other: Dim, blocks: int) -> bool:
         """True if both dims can be stored in so many blocks, and equal blocks hold the same elements."""
         divides = not any(self.padded(dim) % blocks for dim in (one, other))

@@ -54,7 +54,8 @@ def load(text: str) -> md.Workload:
     if name not in found:
         kind = type(vars(module)[name]).__name__
         raise UsageError(
-            f"{name!r} in {path} has type {kind}, not md.Workload; there are: {', '.join(found) or 'none'}"
+            f"{name!r} in {path} has type {kind}, not md.Workload or an imported loss; "
+            f"there are: {', '.join(found) or 'none'}"
         )
     return found[name]
 
@@ -114,7 +115,12 @@ def _all_bundled() -> dict[str, md.Workload]:
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
-    return {key: value for key, value in vars(module).items() if isinstance(value, md.Workload) and key[0] != "_"}
+    """The workloads of a module, and the losses in it that `md.from_jax` imported."""
+    public = {key: value for key, value in vars(module).items() if key[0] != "_"}
+    imported = {key: value for key, value in public.items() if isinstance(value, md.Imported)}
+    return {key: value for key, value in public.items() if isinstance(value, md.Workload)} | {
+        key: value.workload(key) for key, value in imported.items() if value.result_dims == [()]
+    }
 
 
 def _check_file(path: Path) -> None:

@@ -85,6 +85,8 @@ def draw_plan(model: Model, number: int) -> Plan:
     loops = "layers" in model.blocks or model.form == "loop" or parts > 1
     update = _draw_update(rng, {a: sizes[a] for a in data if sizes[a] > 1})
     overlap = _draw_overlap(rng, loops, "experts" in model.blocks)
+    if data and not update and rng.random() < 0.3:  # weights stored as shards
+        rules["params"] = ",".join(rng.sample(data, rng.randint(1, len(data))))
     needs = update.get("mode") == "auto" or "mode" in overlap
     return Plan(
         " ".join(f"{a}:{n}" for a, n in sizes.items()),
@@ -234,6 +236,7 @@ def judge(case: Case, counts: Counter[str]) -> str:
     except Exception as error:  # any other exception is a finding
         return failure(error)
     counts["sharded weights"] += sum(d.sharded for d in step.weight_update.decisions)
+    counts["params"] += "params" in case.plan.rules
     counts[f"overlap {case.plan.overlap.get('mode', 'none')}"] += 1
     counts[f"update {case.plan.update.get('mode', 'replicated')}"] += 1
     for name in ("group", "bucket_bytes", "regather"):

@@ -17,6 +17,7 @@ LAWS = {
     "bounds": ("tests.search.bounds_law", "--programs", "bounds of a search are at most the cost of every plan"),
     "ledger": ("tests.lowering.ledger_law", "--programs", "collectives that a program states are in its StableHLO"),
     "gspmd": ("tests.lowering.gspmd_law", "--programs", "bytes sent are at most those of GSPMD"),
+    "padding": ("tests.lowering.padding_law", "--limit", "FLOP of bundled layouts on 8 to 256 devices"),
     "run": ("tests.lowering.run_law", "--layouts", "simulator and devices, every operation of every dtype"),
     "constants": ("tests.lowering.constant_law", "", "constants that differ in bits only"),
     "phases": ("tests.lowering.phases_law", "--cases", "collectives in steps, beside the flat program"),
