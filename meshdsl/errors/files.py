@@ -8,14 +8,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-LONGEST = 1 << 20  # bytes of a file of settings, and of a workload's file
-
-
-def read_start(path: Path) -> bytes:
-    """The bytes of a file, at most one more than `LONGEST`. Raises `OSError`."""
-    with path.open("rb") as stream:
-        return stream.read(LONGEST + 1)
-
 
 def write_text(path: Path, text: str) -> None:
     """Write a file: a regular file is replaced at once, by renaming a temporary file; a link keeps its place.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import pkgutil
 import re
 import sys
@@ -19,8 +18,8 @@ from pathlib import Path
 import meshdsl as md
 from meshdsl import models
 
-from ..errors import UsageError, Where, nearest, raised, short, text_of
-from ..errors.files import LONGEST, read_start
+from ..errors import UsageError, Where, nearest, raised, text_of
+from ..errors.values import LONGEST, load_json
 
 FILLS = re.compile(r":\*(?=[\s,;]|$)")  # the size of a mesh axis that fills the devices
 
@@ -81,12 +80,7 @@ def _configured_by(path: Path) -> md.Workload:
     Raises `UsageError` for a type that no module of `meshdsl.models` reads, and for keys that the model does not know.
     """
     _check_file(path)
-    try:
-        values = json.loads(read_start(path).decode("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {short(str(error))}") from None
+    values = load_json(path)
     readers: dict[object, md.Workload] = {}
     for workload in _all_bundled().values():
         if workload.hugging_face is not None:
