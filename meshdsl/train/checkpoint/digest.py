@@ -1,8 +1,8 @@
 """Sums of the bits of tensors, which tell copies and stored values apart, whatever their layout.
 
 Each element counts with its place in the whole tensor, as an odd number, modulo 2**32: a change of one element always
-changes the sum, and elements that changed places do, too. Padding does not count. One program computes the sums of
-all blocks that the devices store, and sends nothing.
+changes the sum, and elements that changed places do, too. Padding does not count. A program computes the sums of
+the blocks that the devices store, and sends nothing.
 """
 
 from __future__ import annotations
@@ -40,17 +40,14 @@ def block_sums(tensors: Mapping[str, Tensor]) -> dict[str, list[BlockSum]]:
     >>> block_sums({"w": md.tensor([1.0, 2.0], "io")})
     {'w': [BlockSum(place='[0:2]', replica=0, value=4286578688)]}
     """
-    paths: dict[Any, list[str]] = {}
-    for path, x in tensors.items():
-        paths.setdefault(_sharding(x.stored).mesh, []).append(path)
+    started = {
+        path: _program(_sharding(x.stored), tuple(d.size for d in x.dims))(x.stored) for path, x in tensors.items()
+    }
     found: dict[str, list[BlockSum]] = {}
-    for same_mesh in paths.values():
-        arrays = [tensors[path].stored for path in same_mesh]
-        sizes = tuple(tuple(d.size for d in tensors[path].dims) for path in same_mesh)
-        results = _program(tuple(map(_sharding, arrays)), sizes)(arrays)
-        for path, x, sums in zip(same_mesh, arrays, results, strict=True):
-            values = {shard.device: int(np.asarray(shard.data).item()) for shard in sums.addressable_shards}
-            found[path] = [BlockSum(_shown(s), s.replica_id, values[s.device]) for s in x.addressable_shards]
+    for path, result in started.items():
+        values = {shard.device: int(np.asarray(shard.data).item()) for shard in result.addressable_shards}
+        shards = tensors[path].stored.addressable_shards
+        found[path] = [BlockSum(_shown(s), s.replica_id, values[s.device]) for s in shards]
     return found
 
 
@@ -77,23 +74,19 @@ def _sharding(array: jax.Array) -> NamedSharding:
     return NamedSharding(jax.sharding.Mesh(np.array([device]), ("all",)), PartitionSpec())
 
 
-@functools.lru_cache(maxsize=64)
-def _program(shardings: tuple[NamedSharding, ...], sizes: tuple[Sizes, ...]) -> Callable[..., Any]:
-    """A program from arrays to an array each of the sums, one for each device of the mesh."""
+@functools.lru_cache(maxsize=256)
+def _program(sharding: NamedSharding, sizes: Sizes) -> Callable[[jax.Array], jax.Array]:
+    """A program from a tensor of these sizes to the sums of its blocks, one for each device of the mesh."""
+    mesh = sharding.mesh
+    split = [axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in sharding.spec]
+    split += [()] * (len(sizes) - len(split))
 
-    def one(array: jax.Array, sharding: NamedSharding, sizes: Sizes) -> jax.Array:
-        mesh = sharding.mesh
-        split = [axes if isinstance(axes, tuple) else (axes,) if axes else () for axes in sharding.spec]
-        split += [()] * (len(sizes) - len(split))
+    def device(block: jax.Array) -> jax.Array:
+        starts = [lax.axis_index(axes) * n if axes else 0 for axes, n in zip(split, block.shape, strict=True)]
+        return _sum(block, starts, sizes).reshape([1] * len(mesh.axis_names))
 
-        def device(block: jax.Array) -> jax.Array:
-            starts = [lax.axis_index(axes) * n if axes else 0 for axes, n in zip(split, block.shape, strict=True)]
-            return _sum(block, starts, sizes).reshape([1] * len(mesh.axis_names))
-
-        whole = PartitionSpec(*mesh.axis_names)
-        return jax.shard_map(device, mesh=mesh, in_specs=sharding.spec, out_specs=whole, check_vma=False)(array)
-
-    return jax.jit(lambda arrays: [one(*each) for each in zip(arrays, shardings, sizes, strict=True)])
+    whole = PartitionSpec(*mesh.axis_names)
+    return jax.jit(jax.shard_map(device, mesh=mesh, in_specs=sharding.spec, out_specs=whole, check_vma=False))
 
 
 def _sum(x: jax.Array, starts: list[Any], sizes: Sizes) -> jax.Array:
