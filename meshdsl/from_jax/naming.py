@@ -149,7 +149,7 @@ def _kind(value: Value) -> str:
 def _place(value: Value) -> str:
     if value.label:
         return value.label
-    return f"{value.where or 'no line'} {_kind(value)}"
+    return f"{value.where} {_kind(value)}" if value.where else _kind(value)
 
 
 def _free(base: str, taken: set[str]) -> str:

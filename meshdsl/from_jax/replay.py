@@ -41,7 +41,7 @@ class Replay:
         return md.prefer(t, *names) if len(names) > 1 else t
 
     def note(self, step: Step, text: str) -> None:
-        note = f"{step.where or 'no line'}: {text}"
+        note = f"{step.where}: {text}" if step.where else text
         if note not in self.notes:
             self.notes.append(note)
 
