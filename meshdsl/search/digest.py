@@ -1,0 +1,188 @@
+"""What the estimate reads of a graph: one record for each equation, made once for all candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..control import KEEP
+from ..dims import Dim
+from ..ir import Eqn, Fuses, Graph, Labels, Product, Scan, Var, operations
+from ..lowering.labels import labels_of
+from ..lowering.partition.expansions import EXPANSIONS
+from ..lowering.partition.partition import preferences
+
+BLOCKED = -2  # the label of a dim that an operation needs whole
+Numbers = tuple[int, ...]  # of each dim: the number of its label
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One equation: its labels by number, and what it computes on one device that has everything."""
+
+    eqn: Eqn
+    ins: tuple[Numbers, ...]
+    outs: tuple[Numbers, ...]
+    fresh: frozenset[int]  # labels that take the axes of the layout's rules
+    vanishing: frozenset[int]  # labels that only operands have
+    preferred: tuple[int, ...]
+    contested: tuple[tuple[int, int], ...]  # labels of one result that may not claim one axis
+    flops: float
+    of_weight: bool  # its result has the dims of a weight's gradient
+    from_data: tuple[bool, ...]  # of each operand: it depends on the data, not on the weights alone
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equations that cost the same where their operands are sharded alike."""
+        types = [(v.dims, v.dtype) for v in (*self.eqn.ins, *self.eqn.outs)]
+        kind = (self.fuses, self.product, self.flops, self.of_weight, self.from_data, self.eqn.backward)
+        return (self.ins, self.outs, self.fresh, self.preferred, self.contested, kind, *types)
+
+    @property
+    def fuses(self) -> Fuses:
+        """How its kernel is fused with others."""
+        return self.eqn.operation.fuses
+
+    @property
+    def product(self) -> Product:
+        """Whether it is a product."""
+        return self.eqn.operation.product
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop over the slices of stacks, and the digest of its body."""
+
+    eqn: Eqn
+    scan: Scan
+    body: tuple[Work | Loop, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Digest:
+    """The equations of a step up to its gradients; those of the update are estimated from the sizes of the weights.
+
+    `weights` are the inputs that results replace, `state` those of them that belong to the optimizer.
+    """
+
+    graph: Graph
+    weights: tuple[Var, ...]
+    state: tuple[Var, ...]
+    works: tuple[Work | Loop, ...]
+    saved: tuple[Var, ...]  # stacks of loops of the forward pass that the backward pass reads
+    loops: frozenset[str]  # dims of loops
+    batch: str  # the dim that micro-batches divide; "" if no input has one
+    batch_size: int
+
+    def key_of(self, v: Var) -> frozenset[str]:
+        """The dims of a weight inside its loop, which its gradient has too."""
+        return frozenset(d.name for d in v.dims) - self.loops
+
+
+def digest(graph: Graph, results: Sequence[str] | None) -> Digest:
+    """The records of a graph; `results` are the paths of its results."""
+    weights, state = _carried(graph, results or ())
+    loops = frozenset(eqn.scan.dim.name for eqn in graph.eqns if eqn.scan is not None)
+    keys = {frozenset(d.name for d in v.dims) - loops for v in weights}
+    reader = _Reader(preferences(graph), keys, {v: v not in weights and v not in state for v in graph.ins})
+    works = tuple(reader.works(graph, top=True))
+    stacks = {v for eqn in graph.eqns if not eqn.backward and eqn.scan is not None for v in eqn.outs}
+    read = dict.fromkeys(v for eqn in graph.eqns if eqn.backward for v in _stored(eqn))
+    saved = tuple(v for v in read if v in stacks and reader.data.get(v))
+    data = [v for v in graph.ins if v.dims and v not in weights and v not in state]
+    batch = max(data, key=lambda v: math.prod(d.size for d in v.dims)).dims[0] if data else Dim("", 1)
+    return Digest(graph, weights, state, works, saved, loops, batch.name, batch.size)
+
+
+def _stored(eqn: Eqn) -> list[Var]:
+    """The operands of an equation, but for those that a loop only takes to choose between them and recomputing."""
+    if eqn.scan is None:
+        return list(eqn.ins)
+    body = eqn.scan.body
+    chosen = {each.ins[0] for each in body.eqns if each.op is KEEP}
+    return [v for v, w in zip(eqn.ins, body.ins, strict=True) if w not in chosen]
+
+
+def _carried(graph: Graph, results: Sequence[str]) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    """The weights and the optimizer state: inputs whose path, but for its first name, is that of a result."""
+    outs = {(path.partition("/")[2], v.type) for path, v in zip(results, graph.outs, strict=False) if "/" in path}
+    carried = [v for v in graph.ins if v.dims and (v.name.partition("/")[2], v.type) in outs]
+    root = carried[0].name.partition("/")[0] if carried else ""
+    first = tuple(v for v in carried if v.name.partition("/")[0] == root)
+    return first, tuple(v for v in carried if v not in first)
+
+
+@dataclass
+class _Reader:
+    hints: Mapping[Var, tuple[str, ...]]
+    keys: set[frozenset[str]]  # dims of the weights, without those of loops
+    data: dict[Var, bool]  # the values so far, and whether they depend on the data
+    updated: set[Var] = field(default_factory=set[Var])  # values of the update
+
+    def works(self, graph: Graph, top: bool = False) -> Iterator[Work | Loop]:
+        """The records of a graph's equations, in order."""
+        gradients: set[Var] = set()
+        for eqn in graph.eqns:
+            self.data.update(dict.fromkeys(eqn.outs, any(self.data.get(v) for v in eqn.ins)))
+            if top and not eqn.backward and not gradients.isdisjoint(eqn.ins):
+                gradients.update(eqn.outs)
+                continue
+            if eqn.backward or any(v in gradients for v in eqn.ins):
+                gradients.update(eqn.outs)
+            if eqn.scan is not None:
+                body = eqn.scan.body
+                self.data.update((w, bool(self.data.get(v))) for v, w in zip(eqn.ins, body.ins, strict=True))
+                yield Loop(eqn, eqn.scan, tuple(self.works(body)))
+                self.data.update((w, bool(self.data.get(v))) for v, w in zip(body.outs, eqn.outs, strict=True))
+            elif eqn.control is None:
+                yield self._work(eqn)
+
+    def _work(self, eqn: Eqn) -> Work:
+        labels = _labels(eqn)
+        names = [label for each in (*labels.ins, *labels.outs) for label in each.values() if label is not None]
+        number = {label: i for i, label in enumerate(dict.fromkeys(names))}
+        ins, outs = (
+            [{d: number.get(x or "", BLOCKED) for d, x in each.items()} for each in side]
+            for side in labels_pair(labels)
+        )
+        present = {i for each in ins for i in each.values()}
+        made = {i for each in outs for i in each.values()}
+        ruled = {number[label] for label in labels.from_layout | labels.from_layout_if_ruled if label in number}
+        hint = [outs[0].get(d, BLOCKED) for d in self.hints.get(eqn.outs[0], ())] if eqn.outs else []
+        grads = eqn.backward and bool(present - made - {BLOCKED})
+        return Work(
+            eqn,
+            tuple(tuple(each.values()) for each in ins),
+            tuple(tuple(each.values()) for each in outs),
+            frozenset((made - present | ruled) - {BLOCKED}),
+            frozenset(present - made - {BLOCKED}),
+            tuple(i for i in hint if i != BLOCKED),
+            () if eqn.backward else tuple(pair for pair in _pairs(ins, outs) if not {*pair} & {*hint}),
+            operations(eqn, lambda v: tuple(d.size for d in v.dims)),
+            grads and frozenset(d.name for d in eqn.outs[0].dims) in self.keys,
+            tuple(bool(self.data.get(v)) for v in eqn.ins),
+        )
+
+
+def labels_pair(labels: Labels) -> tuple[Any, Any]:
+    return labels.ins, labels.outs
+
+
+def _labels(eqn: Eqn) -> Labels:
+    """The labels of an equation; a dim along which it has a lowering of its own stays split."""
+    labels = labels_of(eqn)
+    if eqn.op not in EXPANSIONS:
+        return labels
+    ins, outs = ([{d: x or d for d, x in each.items()} for each in side] for side in labels_pair(labels))
+    return Labels(tuple(ins), tuple(outs), from_layout_if_ruled=labels.from_layout_if_ruled)
+
+
+def _pairs(ins: Sequence[Mapping[str, int]], outs: Sequence[Mapping[str, int]]) -> Iterator[tuple[int, int]]:
+    """Pairs of labels of one result that no operand has together."""
+    for names in outs:
+        known = sorted({i for i in names.values() if any(i in each.values() for each in ins)})
+        for j, b in enumerate(known):
+            yield from ((a, b) for a in known[:j] if not any({a, b} <= set(each.values()) for each in ins))
