@@ -136,7 +136,7 @@ def _step(workload: md.Workload, rounds: int = 15) -> dict[str, Any]:
     program, draw = step.program(*specs), np.random.default_rng(0)
     params, state_count, arrays = len(jax.tree.leaves(specs[0])), len(jax.tree.leaves(specs[:2])), []
     for v in program.ins:
-        shape = program.extents.global_shape(v.dims)
+        shape = program.stored_shape(v)
         if np.issubdtype(v.dtype, np.integer):
             arrays.append(jnp.asarray(draw.integers(0, 1000, shape), v.dtype))
         else:

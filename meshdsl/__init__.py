@@ -103,6 +103,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.checkpoint.convert": ("export_orbax", "export_safetensors", "import_orbax", "import_safetensors"),
     "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
+    "from_jax": ("Imported", "from_jax", "named"),
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",

@@ -24,14 +24,24 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
     >>> tuple(f.in_shardings[0].spec), tuple(f.out_shardings.spec)
     (('rows',), ())
 
-    `args` are specs or tensors of one signature. Where they have tensors, the function takes arrays of the same
-    shapes, and returns arrays: global ones, in the program's shardings, `.in_shardings` and `.out_shardings`. It can be
-    called inside `jax.jit`, and transformed by `jax.grad`, `jax.jvp`, `jax.vmap` and what is made of them, in any
-    order: each derivative, and the function of all places of `jax.vmap`, is a program under the same layout.
+    `args` are specs or tensors of one signature. They may be left out for the function of a `md.from_jax` and its
+    gradient, which then take and return arrays in the axes of the imported function. Where `args` have tensors, the
+    function takes arrays of the same shapes, and returns arrays: global ones, in the program's shardings,
+    `.in_shardings` and `.out_shardings`. It can be called inside `jax.jit`, and transformed by `jax.grad`, `jax.jvp`,
+    `jax.vmap` and what is made of them, in any order: each derivative, and the function of all places of `jax.vmap`,
+    is a program under the same layout.
     """
-    stages, _ = expect("compiled", compiled, Compiled)._for(args)
+    imported = _imported(expect("compiled", compiled, Compiled).function)
+    stages, _ = compiled._for(args or (imported.specs if imported is not None else ()))
     structure, traceable = stages.structure, compiled.array_function(stages)
     shapes = [tuple(d.size for d in v.dims) for v in stages.graph.ins]
+
+    def called(leaves: list[Any]) -> list[Any]:
+        return traceable(*leaves) if traced_by_jax(leaves) else run(stages, leaves)
+
+    if imported is not None:
+        outs = [v.dims for v in stages.graph.outs]
+        return lambda *arrays: imported.joined(called(imported.split(*arrays)), outs, stages.result)
 
     def function(*arrays: Any) -> Any:
         leaves, own = flatten(arrays)
@@ -39,9 +49,15 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
             raise ShapeError(f"md.jaxify was called for {structure}, and the function with {own}")
         if [jax.numpy.shape(x) for x in leaves] != shapes:
             raise ShapeError(f"the function takes arrays of {shapes}, got {list(map(jax.numpy.shape, leaves))}")
-        results = traceable(*leaves) if traced_by_jax(leaves) else run(stages, leaves)
-        return tree.tree_unflatten(stages.result, results)
+        return tree.tree_unflatten(stages.result, called(leaves))
 
     function.in_shardings = tree.tree_unflatten(structure, stages.typed(stages.program.ins))  # pyright: ignore[reportFunctionMemberAccess]
     function.out_shardings = tree.tree_unflatten(stages.result, stages.results)  # pyright: ignore[reportFunctionMemberAccess]
     return function
+
+
+def _imported(f: Any) -> Any:
+    """The `md.from_jax` that a function is, or was made of by `md.grad` and the like; None if there is none."""
+    while f is not None and not hasattr(type(f), "joined"):
+        f = getattr(f, "__wrapped__", None)
+    return f

@@ -36,7 +36,7 @@ from ..pipelines import Schedule, pipelined
 from ..targets import FUSED, Target, target_named
 from ..targets.kernel_choice import with_kernels
 from ..updates.groups import RefinedMesh
-from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
+from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, of_params, shard
 from .plan import Plan
 
 REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
@@ -311,6 +311,8 @@ def run(
     illegal layout, `NoEffectError` for options without effect, and `InternalError`, naming the pass, if a pass returns
     an invalid graph or program.
     """
+    layout, update = of_params(begun[-1].graph, mesh, layout, results, options.weight_update)
+    options = dataclasses.replace(options, weight_update=update)
     state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh))
     stages = list(begun)
     for compiler_pass in _passes(options):

@@ -141,7 +141,7 @@ class Stages:
         mesh, refined, own = self.mesh.typed(), self.state.refined, shardings(vars, self.bound)
         for i, v in enumerate(vars):
             axes = [refined.coarse_axes(v.sharding.axes(d)) for d in v.dims]
-            divides = self.program.extents.global_shape(v.dims) == tuple(d.size for d in v.dims)
+            divides = self.program.stored_shape(v) == tuple(d.size for d in v.dims)
             if mesh is not None and divides and None not in axes:
                 own[i] = NamedSharding(mesh, PartitionSpec(*(a or None for a in axes)))
         return own
@@ -160,13 +160,13 @@ class Stages:
     @cached_property
     def reused(self) -> tuple[int, ...]:
         """The donated inputs with a result of their stored shape and dtype, which JAX requires; warns of the others."""
-        stored = self.program.extents.global_shape
-        left = collections.Counter((stored(v.dims), v.dtype) for v in self.program.outs)
+        stored = self.program.stored_shape
+        left = collections.Counter((stored(v), v.dtype) for v in self.program.outs)
         reused: list[int] = []
         for i in self.donated:
             v = self.program.ins[i]
-            if left[stored(v.dims), v.dtype]:
-                left[stored(v.dims), v.dtype] -= 1
+            if left[stored(v), v.dtype]:
+                left[stored(v), v.dtype] -= 1
                 reused.append(i)
         if names := [self.program.ins[i].name for i in self.donated if i not in reused]:
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -188,7 +188,7 @@ class Stages:
             platforms = (target.name,)
         ins = shardings(self.program.ins, mesh)
         shapes = [
-            jax.ShapeDtypeStruct(self.program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
+            jax.ShapeDtypeStruct(self.program.stored_shape(v), v.dtype, sharding=sharding)
             for v, sharding in zip(self.program.ins, ins, strict=True)
         ]
         traced = self.jit(mesh, ins, target).trace(*shapes)
@@ -203,7 +203,7 @@ class Stages:
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:
         """The stored sizes of every input."""
-        return [self.program.extents.global_shape(v.dims) for v in self.program.ins]
+        return [self.program.stored_shape(v) for v in self.program.ins]
 
     def arrays(self, leaves: Sequence[Any]) -> list[jax.Array]:
         """The arguments in the shardings that the program takes."""
@@ -255,8 +255,8 @@ class Stages:
         try:
             return self.executable(*arrays)
         except FloatingPointError as error:  # of the options jax_debug_nans and jax_debug_infs
-            dims = dict.fromkeys(d for eqn, _ in walk(self.program) for v in (*eqn.ins, *eqn.outs) for d in v.dims)
-            padded = [repr(d) for d in dims if self.program.extents.is_padded(d)]
+            values = [v for eqn, _ in walk(self.program) for v in (*eqn.ins, *eqn.outs)]
+            padded = dict.fromkeys(repr(d) for v in values for d in v.dims if self.program.is_padded(v, d))
             if padded:
                 error.add_note(
                     f"meshdsl stores {', '.join(padded)} with padding; operations compute with it, nothing reads "
@@ -283,7 +283,7 @@ class Stages:
 
     def place(self, x: Any, v: Var, sharding: NamedSharding) -> jax.Array:
         """Reshard an argument to the sharding that the program takes, through the host."""
-        sizes = self.program.extents.global_shape(v.dims)
+        sizes = self.program.stored_shape(v)
         if isinstance(x, Type):
             raise ShapeError(
                 f"argument {v.name} is the spec {x}, and a call needs values\n"

@@ -20,7 +20,6 @@ from ..ops.dtypes import countable, in_wide
 from ..ops.index_map import replaced
 from ..ops.ordering import block_edges
 from ..ops.reductions import spread
-from ..ops.reshape import refill, trim
 from ..ops.slicing import shift
 from ..trace import Tensor, bind, tree
 from .affine import cotangents
@@ -74,10 +73,9 @@ def _like(mask: Any, x: Any) -> Any:
 
 
 def _rows(c: Local, xs: Arrays, dim: Dim) -> tuple[list[Any], list[Shape]]:
-    """The blocks, the scanned axis first, without padding of unsplit dims; and their other dims, in block sizes."""
+    """The blocks, the scanned axis first, and their other dims, in block sizes."""
     rows, shapes = [], []
     for x, block in zip(xs, c.ins, strict=False):
-        x = trim(c, x, block)
         sized = tuple(Dim(d.name, n) for d, n in zip(block.dims, x.shape, strict=True))
         axis = block.position(dim)
         rows.append(c.xp.moveaxis(x, axis, 0))
@@ -86,7 +84,7 @@ def _rows(c: Local, xs: Arrays, dim: Dim) -> tuple[list[Any], list[Shape]]:
 
 
 def _back(c: Local, rows: Arrays, dim: Dim) -> list[Any]:
-    return [refill(c, c.xp.moveaxis(x, 0, b.position(dim)), b) for x, b in zip(rows, c.outs, strict=True)]
+    return [c.xp.moveaxis(x, 0, b.position(dim)) for x, b in zip(rows, c.outs, strict=True)]
 
 
 def _kernel(c: Local, *xs: Any, f: Combine, dim: Dim, reverse: bool) -> list[Any]:

@@ -178,7 +178,7 @@ def _lines(
             continue
         elif isinstance(step, Send):
             record = program.record(step.eqn, trips, unbounded)
-            moved = sum(map(program.local_bytes, (*step.reads, *step.writes)))
+            moved = sum(map(program.local_bytes, (*step.reads, *step.writes))) + 2 * sum(program.padded_bytes(step.eqn))
             index = order[step.eqn]
             yield Line(index, step.eqn, "collective", trips, unbounded, 0.0, moved, record.dtype, None, record, step)
         else:

@@ -160,6 +160,7 @@ class Lives:
                 self.hold_scratch(step, first)
             if isinstance(step, Send):
                 communicated.update(step.reads, step.writes)
+                self.hold_padded(step.eqn, first)
         overwritten = self.overwritten(order, births, deaths, placed)
         for v, first in births.items():
             if v not in placed:
@@ -182,6 +183,12 @@ class Lives:
             if n := scratch_bytes(eqn, self.program.local_shape):
                 name, kind_of = f"scratch of {_label(eqn)}", np.dtype(np.uint8)
                 self.tensors.append(LiveTensor(name, "temporaries", kind_of, (n,), n, eqn.where, moment, moment))
+
+    def hold_padded(self, eqn: Eqn, moment: int) -> None:
+        """Hold the operand and the result of a collective as they are sent, if they are longer than stored."""
+        for n in self.program.padded_bytes(eqn):
+            name, kind = f"padding of {_label(eqn)}", np.dtype(np.uint8)
+            self.tensors.append(LiveTensor(name, "collective buffers", kind, (n,), n, eqn.where, moment, moment))
 
     def reordered(self, order: Sequence[Step], placed: set[Var], reused: Mapping[Var, Var]) -> list[Step]:
         """Reorder the steps: a step that does not increase the memory in use runs as early as it can, as in compilers.

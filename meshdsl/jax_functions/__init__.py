@@ -6,13 +6,14 @@ it for functions on blocks, those of `md.map` too; what `walk` cannot prove, `tr
 """
 
 from ..backend.jaxprs import CALLS, inner, opened
+from ..trace import location
 from .counting import flops
 from .map import has_own_gradient, mixing
-from .table import ELEMENTWISE
+from .table import ELEMENTWISE, MIX, SUM, TABLE, Equation
 from .trial import differs, outline
-from .walk import Problem, check
+from .walk import Problem, check, line_of
 
 __all__ = [
-    "CALLS", "ELEMENTWISE", "Problem", "check", "differs", "flops", "has_own_gradient", "inner", "mixing", "opened",
-    "outline",
+    "CALLS", "ELEMENTWISE", "MIX", "SUM", "TABLE", "Equation", "Problem", "check", "differs", "flops",
+    "has_own_gradient", "inner", "line_of", "location", "mixing", "opened", "outline",
 ]  # fmt: skip

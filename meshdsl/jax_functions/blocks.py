@@ -21,7 +21,7 @@ from ..errors import ShapeError
 from ..ir import Labels, Op, Reduce, Type, only_named
 from ..ops.dtypes import kind
 from ..ops.elementwise import add
-from ..ops.reshape import refill
+from ..ops.reshape import resized
 from ..trace import Tensor, bind
 from .counting import flops
 from .function import JaxFunction
@@ -81,7 +81,7 @@ def without_padding(c: Local, xs: Sequence[Any], run: Callable[[Sequence[Any], l
 
         def results(*xs: Any) -> list[Any]:
             ys = run([x[tuple(slice(0, d.size) for d in t.dims)] for x, t in zip(xs, types, strict=True)], types)
-            ys = [refill(c, y, block) for y, block in zip(ys, c.outs, strict=True)]
+            ys = [resized(c, y, dict(enumerate(block.sizes))) for y, block in zip(ys, c.outs, strict=True)]
             return [c.xp.where(np.zeros(y.shape, bool), y, c.xp.zeros_like(y)) for y in ys] if nothing else ys
 
         return results

@@ -17,6 +17,7 @@ from .mesh import Mesh
 from .sharding import Axes
 
 Rules = dict[str, Axes]
+PARAMS = "params"  # the name of the parameters in a layout: `params:rows` shards each of them over these axes
 
 
 class Layout:
@@ -27,7 +28,10 @@ class Layout:
     >>> Layout({"batch": ("rows", "cols")}, overrides={"moe/*/wi": {"expert": "rows"}}).rules
     {'batch': ('rows', 'cols')}
 
-    A dim may be sharded over several axes, major to minor: write `batch:rows,cols` or `batch:rows+cols`.
+    A dim may be sharded over several axes, major to minor: write `batch:rows,cols` or `batch:rows+cols`. The rule
+    `params:rows` is for the parameters of a function instead of a dim (fully sharded data parallelism, ZeRO stage 3):
+    each is sharded over these axes along the dim or dims with the least padding, gathered where it is read, in loops
+    over layers one layer at a time, and so is the optimizer's state; gradients are reduced and scattered.
     Raises `LayoutError` if the text is malformed or names a dim twice.
     """
 

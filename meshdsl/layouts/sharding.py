@@ -2,8 +2,7 @@
 
 `split` lists the mesh axes of each sharded dim, major to minor. `partial` lists the axes over which the value is an
 unreduced sum (or max, min). A device stores one block of every sharded dim. A dim that does not divide evenly is
-padded at its end to a multiple (`Extents`) that is the same in every sharding of the program, so blocks always nest.
-The padding has arbitrary values.
+padded at its end (`Extents`), only where it is split, and so that blocks always nest. The padding has arbitrary values.
 """
 
 from __future__ import annotations
@@ -96,26 +95,54 @@ def _interned(split: tuple[tuple[str, Axes], ...], partial: Axes, kind: str) -> 
 
 @dataclass(frozen=True)
 class Extents:
-    """The stored size of each dim in a program: the size rounded up to the dim name's multiple (default 1).
+    """The stored sizes of dims in a program. All blocks of a dim have one size, and no block is longer than the dim.
 
-    >>> Extents({"batch": 4}).padded(Dim("batch", 10))
-    12
+    A dim name has one multiple (default 1), by which every number of blocks divides. The size rounded up to the
+    multiple, divided by the number of blocks, is the size of a block, but at most the dim's: blocks nest, and a dim
+    that is not split is stored without padding. The multiple is that of all axes that split the dim anywhere, so that
+    reshards between them need no gather; if this pads over a sixteenth more than `least`, the least common multiple of
+    the rules, it is `least`.
+
+    >>> extents = Extents({"heads": 16})
+    >>> [extents.local(Dim("heads", 6), blocks) for blocks in (1, 2, 4, 16)]
+    [6, 6, 4, 1]
+    >>> Extents({"heads": 8}, {"heads": 4}).padded(Dim("heads", 4))
+    4
     """
 
     multiple: Mapping[str, int] = field(default_factory=dict[str, int])
+    least: Mapping[str, int] = field(default_factory=dict[str, int])  # that each rule needs, if not all together
 
     def padded(self, dim: Dim) -> int:
-        """The stored global size of a dim, padding included."""
+        """The size of a dim, rounded up to its multiple."""
         m = self.multiple.get(dim.name, 1)
-        return dim.size if m == 1 else -(-dim.size // m) * m
+        if m == 1:
+            return dim.size
+        most, least = (-(-dim.size // n) * n for n in (m, self.least.get(dim.name, m)))
+        return most if 16 * most <= 17 * least else least
 
-    def is_padded(self, dim: Dim) -> bool:
-        """True if some stored elements are padding."""
-        return self.padded(dim) != dim.size
+    def local(self, dim: Dim, blocks: int) -> int:
+        """The stored size of one of so many blocks of a dim."""
+        return min(self.padded(dim) // blocks, dim.size)
 
-    def global_shape(self, shape: Shape) -> tuple[int, ...]:
-        """The stored global sizes of a value."""
-        return tuple([self.padded(dim) for dim in shape])
+    def is_padded(self, dim: Dim, blocks: int) -> bool:
+        """True if some stored elements of so many blocks are padding."""
+        return blocks * self.local(dim, blocks) != dim.size
+
+    def divides(self, dim: Dim, blocks: int, parts: int) -> bool:
+        """True if each of so many blocks of a dim divides into equal parts, without more padding."""
+        n = blocks * parts
+        return self.padded(dim) % n == 0 and self.local(dim, blocks) == parts * self.local(dim, n)
+
+    def alike(self, one: Dim, other: Dim, blocks: int) -> bool:
+        """True if both dims can be stored in so many blocks, and equal blocks hold the same elements."""
+        divides = not any(self.padded(dim) % blocks for dim in (one, other))
+        return divides and self.local(one, blocks) == self.local(other, blocks)
+
+    def global_shape(self, shape: Shape, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
+        """The stored sizes of a value on all devices together."""
+        counts = [mesh.count(sharding.axes(d)) for d in shape]
+        return tuple([n * self.local(d, n) for d, n in zip(shape, counts, strict=True)])
 
     def local_shape(self, shape: Shape, sharding: Sharding, mesh: Mesh) -> tuple[int, ...]:
         """The stored sizes of one device's block of a value.
@@ -123,9 +150,5 @@ class Extents:
         >>> Extents({"batch": 4}).local_shape((Dim("batch", 10),), Sharding.of({"batch": ("r",)}), Mesh("r:4"))
         (3,)
         """
-        if not sharding.split:
-            return self.global_shape(shape)
         split = dict(sharding.split)
-        return tuple(
-            [self.padded(d) // mesh.count(split[d.name]) if d.name in split else self.padded(d) for d in shape]
-        )
+        return tuple([self.local(d, mesh.count(split[d.name])) if d.name in split else d.size for d in shape])

@@ -20,7 +20,6 @@ from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label, replaced
 from ..ops.ordering import block_edges, ranked, running
-from ..ops.reshape import refill
 from ..trace import number
 
 BLOCK_CUMSUM = Op(
@@ -105,8 +104,7 @@ BLOCK_TOP_K = Op(
 
 def _merge_top_k(c: Local, values: Any, *, parts: Dim, k: Dim) -> Any:
     axis = c.ins[0].position(parts)
-    best, place = c.xp.top_k(c.xp.moveaxis(values, axis, -1), k.size)
-    return tuple(refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((best, place), c.outs, strict=True))
+    return tuple(c.xp.moveaxis(y, -1, axis) for y in c.xp.top_k(c.xp.moveaxis(values, axis, -1), k.size))
 
 
 MERGE_TOP_K = Op(
@@ -127,22 +125,10 @@ PICK = Op(  # separate from `merge_top_k`, so that unused indices are not sent
 )
 
 
-def _relabel_kernel(c: Local, x: Any) -> Any:
-    """Reshape a block. Unsharded dims that change lose their padding first; dims that stay keep it."""
-    ins, outs = c.ins[0], c.outs[0]
-    real = (None if d in outs.dims or cut else d.size for d, cut in zip(ins.dims, ins.axes, strict=True))
-    x = x[tuple(slice(0, size) for size in real)]
-    sizes = [
-        d.size if d not in ins.dims and not cut else size
-        for d, size, cut in zip(outs.dims, outs.sizes, outs.axes, strict=True)
-    ]
-    return refill(c, c.xp.reshape(x, sizes), outs)
-
-
 RELABEL = Op(  # a row-major reshape of one device's block: merges several dims, the first sharded, into one, or back
     "relabel",
     type=lambda x, *, shape, label: Type(shape, x.dtype),
-    kernel=lambda c, x, *, shape, label: _relabel_kernel(c, x),
+    kernel=lambda c, x, *, shape, label: c.xp.reshape(x, c.outs[0].sizes),
     linear=Linear.JOINT,
     rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
     fuses=Fuses.VIEW,

@@ -19,11 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
+from ..backend import Local
 from ..dims import Dim, Shape, fresh_dim
 from ..errors import InternalError
 from ..errors.no_effect import NoEffectError
 from ..ir import Because, Cause, Collective, Eqn, Fuses, Labels, Linear, Op, Type, Var, no_flops
 from ..layouts import Sharding
+from ..ops.reshape import resized
 from .collectives import AllGather, AllReduce, AllToAll, ReduceScatter
 from .packing import PACK, UNPACK
 from .program import CollectiveRecord, Program
@@ -46,6 +48,17 @@ def _regrouped(eqn: Eqn) -> list[Sharding]:
     return [eqn.outs[0].sharding]
 
 
+def _regroup(c: Local, x: Any, dims: Regrouping) -> Any:
+    """A block with its dims in parts, or with these joined: a dim that is cut is padded before, and trimmed after."""
+    (before,), (after,) = c.ins, c.outs
+    whole, fine = (after, before) if len(after.sizes) < len(before.sizes) else (before, after)
+    of_parts = {whole.position(name): math.prod(map(fine.size, parts)) for name, parts in dims.items()}
+    if whole is before:
+        return c.xp.reshape(resized(c, x, of_parts), after.sizes)
+    joined = c.xp.reshape(x, tuple(of_parts.get(i, n) for i, n in enumerate(after.sizes)))
+    return resized(c, joined, {i: after.sizes[i] for i in of_parts})
+
+
 def _apart(x: Type, shape: Shape) -> Labels:
     return Labels(({d.name: None for d in x.dims},), ({d.name: None for d in shape},))
 
@@ -53,7 +66,7 @@ def _apart(x: Type, shape: Shape) -> Labels:
 REGROUP = Op(  # dims as several dims, one for each level of the network, or back: a reshape of one device's block
     "regroup",
     type=lambda x, *, shape, dims: Type(shape, x.dtype),
-    kernel=lambda c, x, *, shape, dims: c.xp.reshape(x, c.outs[0].sizes),
+    kernel=lambda c, x, *, shape, dims: _regroup(c, x, dims),
     linear=Linear.JOINT,
     flops=no_flops,
     shardings=_regrouped,
@@ -195,7 +208,7 @@ class _Steps:
             other = Dim(self.private("other"), self.of.mesh.count(others))
             shape = (*([other] if others else []), Dim(name, -(-elements // ways) * ways))
             split = Sharding.of({other.name: others}, x.sharding.partial, x.sharding.kind)
-            x = self.put(PACK, x, Var(shape, x.dtype, x.name, split), shape=shape, dims=(None,))
+            x = self.put(PACK, x, Var(shape, x.dtype, x.name, split), shape=shape, chunks=(None,))
         for axes in fast:
             x = self.send(ReduceScatter(name, axes), x)
         x = self.send(AllReduce(slow), x)
@@ -204,7 +217,7 @@ class _Steps:
             x = self.send(AllGather(name, axes), x, self.eqn.outs[0] if last else None)
         if whole.dims != x.dims:
             out = self.eqn.outs[0]
-            self.put(UNPACK, x, out, result=(out.dims,), dims=(None,))
+            self.put(UNPACK, x, out, result=(out.dims,), chunks=(None,))
         return ""
 
     def by_level(self, x: Var, op: AllGather | ReduceScatter | AllToAll) -> None:
@@ -228,7 +241,7 @@ class _Steps:
         count = self.of.mesh.count
         sizes = [count(run) for run in self.runs]
         sizes[0] *= count(before)
-        sizes[-1] *= self.of.extents.padded(dim) // math.prod(sizes)
+        sizes[-1] *= self.of.extents.local(dim, math.prod(sizes))
         runs = ("_".join(run).replace(".", "__") for run in self.runs)  # a divided axis is called rows.inner
         return tuple(Dim(self.private(f"{name}__{run}"), n) for run, n in zip(runs, sizes, strict=True))
 

@@ -118,7 +118,9 @@ def _results(program: Program, eqn: Eqn, xs: list[Any], emission: Emission) -> S
     if eqn.collective is not None:
         source, op = eqn.ins[0], eqn.collective
         send = op.emit_padded if isinstance(op, RaggedAllToAll) and not emission.ragged else op.emit
-        return [send(xs[0], source.dims, source.sharding, program.mesh, *xs[1:])]
+        x = _resized(xs[0], program.sent_shape(eqn))
+        y = send(x, source.dims, source.sharding, program.mesh, *xs[1:])
+        return [_resized(y, program.local_shape(eqn.outs[0]))]
     match eqn.control:
         case Scan() as loop:
             return _scan(program, eqn, loop, xs, emission)
@@ -130,6 +132,14 @@ def _results(program: Program, eqn: Eqn, xs: list[Any], emission: Emission) -> S
             return emit_fence(eqn, xs, program.mesh)
         case _:
             return _kernel(program, eqn, xs, emission)
+
+
+def _resized(x: Any, sizes: Sequence[int]) -> Any:
+    """A block with other sizes: padded at the end of a dim that a collective cuts, trimmed along one that it joins."""
+    if x.shape == tuple(sizes):
+        return x
+    x = x[tuple(slice(n) for n in sizes)]
+    return Jax.pad(x, [(0, n - size) for n, size in zip(sizes, x.shape, strict=True)])
 
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Any], emission: Emission) -> list[Any]:
@@ -182,8 +192,7 @@ def _barriers(body: Graph, rows: Sequence[Var]) -> dict[Var, int]:
 
 
 def _rows(x: Any, trips: int) -> Any:
-    """An operand of `lax.scan`. The stacked dim may be stored with padding."""
-    x = x if x.shape[0] == trips else x[:trips]
+    """An operand of `lax.scan`."""
     return Jax.reshape(x, (trips, *_long(x.shape[1:])))
 
 
@@ -216,7 +225,7 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: E
     state = jnp.int32(start), _varying(first, carries), unwritten
     (_, carry, filled), others = lax.scan(step, state, rows, length=trips, reverse=loop.reverse)
     filled = {i: Jax.reshape(x, (trips, *program.local_shape(stacks[i])[1:])) for i, x in filled.items()}
-    return [*carry, *(_padded(program, v, (filled | others)[i]) for i, v in stacks.items())]
+    return [*carry, *(({**filled, **others})[i] for i in stacks)]
 
 
 def _long(shape: Sequence[int]) -> tuple[int, ...]:
@@ -246,12 +255,6 @@ def _unwritten(program: Program, stacks: Mapping[int, Var], trips: int, after: S
     if not elements or not program.mesh.axes:
         return allocate()
     return lax.cond(functools.reduce(operator.and_, [x == x for x in elements]), allocate, allocate)
-
-
-def _padded(program: Program, v: Var, stack: Any) -> Any:
-    """The stack with the padding with which its first dim is stored."""
-    pad = program.local_shape(v)[0] - len(stack)
-    return jnp.pad(stack, [(0, pad)] + [(0, 0)] * (stack.ndim - 1)) if pad else stack
 
 
 def _while(loop: While, xs: Sequence[Any], emission: Emission) -> list[Any]:

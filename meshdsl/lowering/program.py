@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ..backend import Block
+from ..dims import Dim
 from ..errors import Where
 from ..errors.markup import page_part
 from ..errors.units import show_bytes
@@ -119,6 +120,46 @@ class Program(Graph):
             block = self._blocks[var] = Block(var.dims, sizes, tuple(var.sharding.axes(d) for d in var.dims))
         return block
 
+    def stored_shape(self, var: Var) -> tuple[int, ...]:
+        """The stored sizes of a value on all devices together."""
+        return self.extents.global_shape(var.dims, var.sharding, self.mesh)
+
+    def is_padded(self, var: Var, dim: Dim) -> bool:
+        """True if some stored elements of a value along this dim are padding."""
+        return self.extents.is_padded(dim, self.mesh.count(var.sharding.axes(dim)))
+
+    def sent_shape(self, eqn: Eqn) -> tuple[int, ...]:
+        """The sizes of one device's operand as a collective sends it: padded along the dim that it cuts."""
+        return self._exchanged(eqn, 0)
+
+    def received_shape(self, eqn: Eqn) -> tuple[int, ...]:
+        """The sizes of one device's result as a collective makes it: with the padding of the blocks that it joins."""
+        return self._exchanged(eqn, 1)
+
+    def padded_bytes(self, eqn: Eqn) -> list[int]:
+        """The bytes of one device's operand and result as a collective sends them, if they are longer than stored."""
+        (x, *_), (y,) = eqn.ins, eqn.outs
+        buffers = ((x, self.sent_shape(eqn)), (y, self.received_shape(eqn)))
+        return [math.prod(n) * v.dtype.itemsize for v, n in buffers if n != self.local_shape(v)]
+
+    def chunk(self, eqn: Eqn) -> tuple[str, int] | None:
+        """The dim that a collective cuts or joins, and the stored size of one of the chunks; None for a reduction."""
+        op = eqn.collective
+        assert op is not None
+        dim = op.effect.cuts or op.effect.joins
+        v = eqn.outs[0] if op.effect.cuts else eqn.ins[0]
+        return None if dim is None else (dim, self.block(v).size(dim))
+
+    def _exchanged(self, eqn: Eqn, at: int) -> tuple[int, ...]:
+        (x, *_), (y,), op = eqn.ins, eqn.outs, eqn.collective
+        assert op is not None
+        n, grown = self.mesh.count(op.axes), (op.effect.cuts, op.effect.joins)[at]
+        value, smaller = ((x, y), (y, x))[at]
+        if grown is None:
+            return self.local_shape(value)
+        each = zip(value.dims, self.local_shape(value), self.local_shape(smaller), strict=True)
+        return tuple([n * chunk if d.name == grown else size for d, size, chunk in each])
+
     def local_bytes(self, var: Var) -> int:
         """The stored bytes of a value on one device."""
         return math.prod(self.local_shape(var)) * var.dtype.itemsize
@@ -142,13 +183,13 @@ class Program(Graph):
         op = eqn.collective
         assert op is not None
         wire = op.wire_dtype(x.dtype)
-        scale = wire.itemsize / x.dtype.itemsize
+        sent, received = (wire.itemsize * math.prod(of(eqn)) for of in (self.sent_shape, self.received_shape))
         return CollectiveRecord(
             kind=op.name,
             axes=op.axes,
             dtype=wire,
-            bytes=int(max(self.local_bytes(x), self.local_bytes(y)) * scale),
-            wire_bytes=op.bytes_sent(int(self.local_bytes(x) * scale), self.mesh),
+            bytes=max(sent, received),
+            wire_bytes=op.bytes_sent(sent, self.mesh),
             count=trips,
             shape=self.local_shape(x),
             name=x.name or y.name,

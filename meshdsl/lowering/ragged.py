@@ -10,8 +10,9 @@ block, so nothing is packed or unpacked. Sender and receiver both know the numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,8 +27,10 @@ from ..ir import BlockEffect, Blocks, CollectiveDefaults
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .collectives import AllToAll
+from .permute import coordinates, index_along
 
 Array = Any  # a JAX value inside shard_map
+Index = Callable[[Axes], Any]  # a device's index along axes
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,8 @@ class RaggedAllToAll(CollectiveDefaults):
         cells, size, rest = x.shape[:k], x.shape[k], x.shape[k + 1 :]
         grow_axis, cut_axis = self.cells.index(self.dim), self.cells.index(self.to)
         after = tuple(m * n if i == grow_axis else m // n if i == cut_axis else m for i, m in enumerate(cells))
+        send_counts = self._of_cells(jnp, send_counts, cells, shape, before, mesh, _index)
+        recv_counts = self._of_cells(jnp, recv_counts, after, shape, self.step(before, mesh), mesh, _index)
 
         def by_peer(a: Array, axis: int) -> Array:
             """Flatten an array with the peers' parts one after another along an axis to [peer, its cells]."""
@@ -105,7 +110,7 @@ class RaggedAllToAll(CollectiveDefaults):
         offsets = lax.dynamic_slice_in_dim(
             starts(after), lax.axis_index(self.axes) * cells[grow_axis], cells[grow_axis], grow_axis
         )
-        first, count = (jnp.reshape(a, cells) for a in _run(send_counts))
+        first, count = _run(send_counts)
         zeros = jnp.zeros((math.prod(cells) * size, *rest), x.dtype)
         y = lax.ragged_all_to_all(
             jnp.reshape(x, zeros.shape),
@@ -113,7 +118,7 @@ class RaggedAllToAll(CollectiveDefaults):
             by_peer(starts(cells) + first, cut_axis),
             by_peer(count, cut_axis),
             jnp.tile(jnp.ravel(offsets), n) + by_peer(first, cut_axis),  # in the receiver's rows
-            by_peer(jnp.reshape(_run(recv_counts)[1], after), grow_axis),
+            by_peer(_run(recv_counts)[1], grow_axis),
             axis_name=self.axes,
         )
         return jnp.transpose(jnp.reshape(y, (*after, size, *rest)), _inverse(order))
@@ -122,6 +127,8 @@ class RaggedAllToAll(CollectiveDefaults):
         self, x: Array, shape: Shape, before: Sharding, mesh: Mesh, send_counts: Array, recv_counts: Array
     ) -> Array:
         """The same result by an exchange of every slot, for devices without a ragged one."""
+        cells = tuple(x.shape[i] for i in self._order(shape)[: len(self.cells)])
+        send_counts = self._of_cells(jnp, send_counts, cells, shape, before, mesh, _index)
         return self.padded.emit(self._filled(jnp, x, shape, send_counts), shape, before, mesh)
 
     def simulate(
@@ -131,14 +138,35 @@ class RaggedAllToAll(CollectiveDefaults):
 
         Raises `InternalError` when a device expects other counts than its peers send.
         """
-        order = self._order(shape)
-        cells = tuple(shape[i] for i in order[: len(self.cells)])
+        order = self._order(shape)[: len(self.cells)]
+        cells, after = tuple(shape[i] for i in order), self.step(before, mesh)
+        sizes = tuple(blocks[0].shape[i] for i in order)
+        indices = [partial(index_along, mesh, coords) for coords in coordinates(mesh)]
+        send_counts = [
+            self._of_cells(np, count, sizes, shape, before, mesh, index)
+            for count, index in zip(send_counts, indices, strict=True)
+        ]
         for k in range(send_counts[0].shape[-1]):
             expected = self.padded.simulate([count[..., k] for count in send_counts], cells, before, mesh)
-            if any((a != b[..., k]).any() for a, b in zip(expected, recv_counts, strict=True)):
-                raise InternalError(f"'{self}' expects other counts than are sent")
+            for count, received, index in zip(expected, recv_counts, indices, strict=True):
+                if (self._of_cells(np, received, count.shape, shape, after, mesh, index)[..., k] != count).any():
+                    raise InternalError(f"'{self}' expects other counts than are sent")
         filled = [self._filled(np, x, shape, count) for x, count in zip(blocks, send_counts, strict=True)]
         return self.padded.simulate(filled, shape, before, mesh)
+
+    def _of_cells(
+        self, xp: Any, counts: Array, sizes: Sequence[int], shape: Shape, sharding: Sharding, mesh: Mesh, index: Index
+    ) -> Array:
+        """The counts of a device's cells in blocks of these sizes; 0 for a cell of padding, which sends nothing."""
+        stored = counts.shape[:-1]
+        if stored != tuple(sizes):
+            counts = xp.pad(counts, [*((0, n - m) for n, m in zip(sizes, stored, strict=True)), (0, 0)])
+        for axis, (at, n, m) in enumerate(zip(self._order(shape), sizes, stored, strict=False)):
+            axes = sharding.axes(shape[at])
+            if mesh.count(axes) * m != shape[at].size or n != m:
+                real = index(axes) * m + xp.arange(n) < shape[at].size
+                counts = xp.where(xp.reshape(real, (n,) + (1,) * (len(stored) - axis)), counts, 0)
+        return counts
 
     def _filled(self, xp: Any, x: Array, shape: Shape, counts: Array) -> Array:
         """The block, with zeros in the slots that the counts leave empty."""
@@ -154,6 +182,10 @@ class RaggedAllToAll(CollectiveDefaults):
         dims = names(shape)
         first = (*self.cells, self.slots)
         return tuple(dims.index(d) for d in (*first, *(d for d in dims if d not in first)))
+
+
+def _index(axes: Axes) -> Any:
+    return lax.axis_index(axes) if axes else 0
 
 
 def _run(counts: Array) -> tuple[Array, Array]:

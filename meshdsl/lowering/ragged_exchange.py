@@ -164,8 +164,10 @@ class _Trim:
     def filled(self, eqn: Eqn, v: Var, mark: _Mark) -> Var:
         """The number of filled slots in the value's block, with the value's dim names."""
         extents, mesh = self.program.extents, self.program.mesh
-        alike = [d for d in mark.counts.dims if extents.padded(d) == extents.padded(_named(d, mark.names))]
-        counts = self.lying(eqn, mark.counts, {d.name: v.sharding.axes(mark.names[d.name]) for d in alike})
+        cuts = {d: v.sharding.axes(mark.names[d.name]) for d in mark.counts.dims}
+        blocks = {d: (extents.local(x, mesh.count(cut)) for x in (d, _named(d, mark.names))) for d, cut in cuts.items()}
+        alike = {d.name: cuts[d] for d, (one, other) in blocks.items() if one == other}
+        counts = self.lying(eqn, mark.counts, alike)
         shape = tuple(_named(d, mark.names) for d in counts.dims)
         if shape != counts.dims:
             split = {mark.names[d]: axes for d, axes in counts.sharding.split}
@@ -174,7 +176,7 @@ class _Trim:
         slots = next(d for d in v.dims if d.name == mark.slots)
         axes = v.sharding.axes(slots.name)
         parts = fresh_dim(Dim(f"{slots.name}__parts", mesh.count(axes)), extents.multiple, shape)
-        size = extents.padded(slots) // parts.size
+        size = extents.local(slots, parts.size)
         split = {**dict(counts.sharding.split), parts.name: axes}
         return self.make(eqn, FILLED, counts, split, dim=slots, parts=parts, size=size, axes=axes)
 

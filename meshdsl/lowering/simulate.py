@@ -38,7 +38,7 @@ def poison(dtype: np.dtype) -> Any:
 
 def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     """Every device's block of a global array, with poisoned padding."""
-    pads = [(0, program.extents.padded(d) - d.size) for d in v.dims]
+    pads = [(0, n - d.size) for d, n in zip(v.dims, program.stored_shape(v), strict=True)]
     stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
     return shared([np.array(stored[_place(program, v, coords)]) for coords in coordinates(program.mesh)])
 
@@ -58,7 +58,7 @@ def shared(blocks: Blocks) -> Blocks:
 
 def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     """The global array without padding; raises `InternalError` if replicas of a block differ between devices."""
-    stored = np.zeros(program.extents.global_shape(v.dims), v.dtype)
+    stored = np.zeros(program.stored_shape(v), v.dtype)
     written = np.zeros(stored.shape, bool)
     unpadded = tuple(slice(0, d.size) for d in v.dims)
     inside = np.zeros(stored.shape, bool)
@@ -120,7 +120,9 @@ def _run(program: Graph, ins: Sequence[Blocks]) -> list[Blocks]:
 def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Blocks]:
     if eqn.collective is not None:
         source = eqn.ins[0]
-        return [shared(eqn.collective.simulate(xs[0], source.dims, source.sharding, program.mesh, *xs[1:]))]
+        blocks = [_resized(x, program.sent_shape(eqn)) for x in xs[0]]
+        blocks = eqn.collective.simulate(blocks, source.dims, source.sharding, program.mesh, *xs[1:])
+        return [shared([_resized(x, program.local_shape(eqn.outs[0])) for x in blocks])]
     match eqn.control:
         case Scan() as loop:
             return _scan(program, eqn, loop, xs)
@@ -130,6 +132,15 @@ def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Block
             return _run(branch.yes if _agreed(xs[0], eqn) else branch.no, xs[1:])
         case _:
             return _kernel(program, eqn, xs)
+
+
+def _resized(x: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """A block with other sizes, with poisoned padding."""
+    if x.shape == tuple(sizes):
+        return x
+    x = x[tuple(slice(n) for n in sizes)]
+    pads = [(0, n - size) for n, size in zip(sizes, x.shape, strict=True)]
+    return np.pad(x, pads, constant_values=poison(x.dtype))
 
 
 def _agreed(blocks: Blocks, eqn: Eqn) -> bool:

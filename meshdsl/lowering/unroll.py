@@ -46,7 +46,7 @@ def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Pr
 
 def _unrollable(program: Program, eqn: Eqn, most: float) -> bool:
     loop = eqn.scan
-    return loop is not None and 0 < loop.trips <= most and not program.extents.is_padded(loop.dim)
+    return loop is not None and 0 < loop.trips <= most
 
 
 class _Unrolled:

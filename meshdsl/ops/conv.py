@@ -17,7 +17,6 @@ from ..ir import Fuses, Linear, Op, Product, Reduce, Type
 from ..trace import Tensor, bind1
 from .contraction import einsum
 from .dtypes import as_dtype, kind, promote
-from .reshape import blocked_kernel
 from .slicing import reverse
 from .window import Window, by_name, numbers, numeric, padded, pads_of, sized, touched, transposed
 
@@ -192,7 +191,7 @@ def _conv_flops(ins: Any, outs: Any, *, shapes: Any, out: Shape, kernel: tuple[s
 CONV = Op(
     "conv",
     type=_conv_type,
-    kernel=blocked_kernel(_conv_kernel),
+    kernel=_conv_kernel,
     vjp=_conv_vjp,
     vmap=lambda x, w, *, new, out, **params: bind1(CONV, x, w, out=(new, *out), **params),
     flops=_conv_flops,

@@ -19,7 +19,7 @@ from .elementwise import maximum, minimum, where
 from .index_map import replaced
 from .indexing import gather, iota
 from .reductions import broadcast, spread
-from .reshape import refill, transpose
+from .reshape import transpose
 from .slicing import clipped
 
 
@@ -35,9 +35,9 @@ def _dynamic_slice_kernel(c: Local, x: Any, start: Any, *, dim: Dim, size: int) 
     axis = c.ins[0].position(dim)
     start = clipped(c, start, 0, dim.size - size)
     if not c.ins[0].axes[axis]:
-        return refill(c, c.xp.dynamic_slice(x, start, size, axis), c.outs[0])
+        return c.xp.dynamic_slice(x, start, size, axis)
     index = c.xp.arange(size, dtype=np.int32) + start - c.xp.asarray(c.start(c.ins[0], dim), np.int32)
-    return refill(c, _picked(c, x, index, axis, c.xp.zeros((), x.dtype)), c.outs[0])
+    return _picked(c, x, index, axis, c.xp.zeros((), x.dtype))
 
 
 _DYNAMIC_SLICE = Op(

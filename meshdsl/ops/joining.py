@@ -17,7 +17,7 @@ from ..trace import Tensor, as_tensor, bind1
 from .dtypes import promote
 from .index_map import IndexMap, Piece
 from .reductions import spread
-from .reshape import blocked_kernel, transpose
+from .reshape import transpose
 from .slicing import pad, slice
 
 
@@ -89,7 +89,7 @@ def _concat_moves(*xs: Type, name: str) -> IndexMap:
 _CONCAT = Op(
     "concat",
     type=_concat_type,
-    kernel=blocked_kernel(lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name))),
+    kernel=lambda c, *xs, name: c.xp.concatenate(xs, c.ins[0].position(name)),
     vjp=_concat_vjp,
     vmap=lambda *xs, new, name: bind1(_CONCAT, *spread(xs, new), name=name),
     linear=Linear.JOINT,

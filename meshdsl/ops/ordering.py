@@ -17,7 +17,7 @@ from .dtypes import check_ordered, countable, in_wide
 from .elementwise import stop_gradient
 from .index_map import replaced
 from .indexing import new_dim, put_along
-from .reshape import refill, transpose, trim
+from .reshape import transpose
 from .slicing import along, shift
 
 CUMSUM = along(
@@ -74,9 +74,8 @@ def ranked(x: Type, over: Dim, k: Dim) -> tuple[Type, Type]:
 
 def _order_kernel(c: Local, x: Any, *, over: Dim, k: Dim) -> Any:
     axis = c.ins[0].position(over)
-    x = c.xp.moveaxis(trim(c, x, c.ins[0]), axis, -1)
-    values, index = c.xp.top_k(x, k.size)
-    return tuple(refill(c, c.xp.moveaxis(y, -1, axis), block) for y, block in zip((values, index), c.outs, strict=True))
+    x = c.xp.moveaxis(x, axis, -1)
+    return tuple(c.xp.moveaxis(y, -1, axis) for y in c.xp.top_k(x, k.size))
 
 
 def _order_type(x: Type, *, over: Dim, k: Dim) -> tuple[Type, Type]:
@@ -119,11 +118,8 @@ def top_k(x: Any, over: DimLike, k: DimLike) -> tuple[Tensor, Tensor]:
 
 def _sort_kernel(c: Local, x: Any, *, over: Dim) -> Any:
     axis = c.ins[0].position(over)
-    x = trim(c, x, c.ins[0])
     index = c.xp.argsort(x, axis=axis, stable=True)
-    values = c.xp.take_along_axis(x, index, axis=axis)
-    operands = (values, index.astype(np.int32))
-    return tuple(refill(c, y, block) for y, block in zip(operands, c.outs, strict=True))
+    return c.xp.take_along_axis(x, index, axis=axis), index.astype(np.int32)
 
 
 def _sort_type(x: Type, *, over: Dim) -> tuple[Type, Type]:

@@ -23,7 +23,6 @@ from ..trace import Tensor, as_tensor, bind1, tensor
 from .dtypes import cast, in_wide, kind, mean_dtype, sum_dtype
 from .masking import identity
 from .reductions import spread
-from .reshape import blocked_kernel
 from .window import Window, by_name, numbers, numeric, padded, pads_of, pairs, touched, transposed
 
 
@@ -53,7 +52,7 @@ def _transposed_windows(window: tuple[Window, ...], x: Shape, out: Shape) -> tup
 SUM_POOL = Op(
     "sum_pool",
     type=_slid_type,
-    kernel=blocked_kernel(_pool_kernel("add")),
+    kernel=_pool_kernel("add"),
     vjp=lambda ct, x, window: (bind1(SUM_POOL, ct, window=_transposed_windows(window, x.dims, ct.dims)),),
     flops=_pool_flops,
     fuses=Fuses.REDUCE,
@@ -88,7 +87,7 @@ def _max_pool_vjp(ct: Tensor, x: Tensor, out: Tensor, window: tuple[Window, ...]
 MAX_POOL = Op(
     "max_pool",
     type=_slid_type,
-    kernel=blocked_kernel(_pool_kernel("max")),
+    kernel=_pool_kernel("max"),
     vjp=_max_pool_vjp,
     flops=_pool_flops,
     fuses=Fuses.REDUCE,
@@ -142,7 +141,7 @@ def _sum_equal_vjp(ct: Tensor, values: Tensor, keys: Tensor, targets: Tensor, wi
 COUNT_EQUAL = Op(  # the number of elements of each window that equal its target
     "count_equal",
     type=lambda keys, targets, *, window, dtype: Type(_compared("f", window, keys, targets), dtype),
-    kernel=blocked_kernel(_count_equal_kernel),
+    kernel=_count_equal_kernel,
     vjp=lambda ct, keys, targets: (None, None),
     vmap=lambda *xs, new, **params: bind1(COUNT_EQUAL, *spread(xs, new), **params),
     flops=_pool_flops,
@@ -153,7 +152,7 @@ COUNT_EQUAL = Op(  # the number of elements of each window that equal its target
 SUM_EQUAL = Op(  # the sum of the values in each window whose keys equal its target
     "sum_equal",
     type=lambda values, keys, targets, *, window: Type(_compared("fci", window, values, keys, targets), values.dtype),
-    kernel=blocked_kernel(_sum_equal_kernel),
+    kernel=_sum_equal_kernel,
     vjp=_sum_equal_vjp,
     vmap=lambda *xs, new, **params: bind1(SUM_EQUAL, *spread(xs, new), **params),
     flops=_pool_flops,

@@ -1,52 +1,34 @@
 """Rename, transpose, merge and split dims.
 
-Merges and splits keep the row-major order of elements, in the order of dims given. `blocked_kernel`, `trim` and
-`refill` are for kernels that work on unsharded dims: such a kernel gets real sizes, without storage padding.
+Merges and splits keep the row-major order of elements, in the order of dims given.
 """
 
 from __future__ import annotations
 
 import math
 from builtins import slice as builtin_slice
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from ..backend import Block, Local
+from ..backend import Local
 from ..dims import Dim, DimLike, DimsLike, Shape, check_shape, find, of_size, pick, show, size_of, split_items
 from ..errors import ShapeError
 from ..ir import Bounded, Fuses, Labels, Linear, Op, Type, named
 from ..trace import Tensor, as_tensor, bind1
 
 
-def trim(c: Local, x: Any, block: Block) -> Any:
-    """Remove the padding of a block's unsharded dims."""
-    cut = tuple(
-        builtin_slice(0, d.size) if not axes else builtin_slice(None)
-        for d, axes in zip(block.dims, block.axes, strict=True)
-    )
-    return x[cut]
-
-
-def refill(c: Local, x: Any, block: Block) -> Any:
-    """Pad every dim at its end to the block's stored size, with zeros."""
-    pads = [(0, size - n) for size, n in zip(block.sizes, x.shape, strict=True)]
+def resized(c: Local, x: Any, sizes: Mapping[int, int]) -> Any:
+    """A block with other sizes of the axes at these positions: padded with zeros at its end, or cut there."""
+    if any(n < x.shape[i] for i, n in sizes.items()):
+        x = x[tuple(builtin_slice(0, sizes.get(i, n)) for i, n in enumerate(x.shape))]
+    pads = [(0, max(0, sizes.get(i, n) - n)) for i, n in enumerate(x.shape)]
     return c.xp.pad(x, pads) if any(high for _, high in pads) else x
-
-
-def blocked_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a kernel so that unsharded dims have their real sizes: trim padding before it, add padding after it."""
-
-    def run(c: Local, *xs: Any, **params: Any) -> Any:
-        xs = tuple(trim(c, x, block) for x, block in zip(xs, c.ins, strict=True))
-        return refill(c, kernel(c, *xs, **params), c.outs[0])
-
-    return run
 
 
 RENAME = Op(
     "rename",
     type=lambda x, *, shape: Type(shape, x.dtype),
-    kernel=lambda c, x, *, shape: _rename_kernel(c, x),
+    kernel=lambda c, x, *, shape: x,
     vjp=lambda ct, x: (rename(ct, **{new.name: old.name for new, old in zip(ct.dims, x.dims, strict=True)}),),
     vmap=lambda x, *, new, shape: bind1(RENAME, x, shape=(new, *shape)),
     linear=Linear.JOINT,
@@ -55,10 +37,6 @@ RENAME = Op(
     again=True,
     bounded=Bounded.BY_OPERANDS,
 )
-
-
-def _rename_kernel(c: Local, x: Any) -> Any:
-    return x if c.ins[0].sizes == c.outs[0].sizes else refill(c, trim(c, x, c.ins[0]), c.outs[0])
 
 
 def _rename_rule(x: Type, shape: Shape) -> Labels:
@@ -175,7 +153,7 @@ def _reshape_rule(x: Type, *, shape: Shape) -> Labels:
 RESHAPE = Op(
     "reshape",
     type=_reshape_type,
-    kernel=blocked_kernel(lambda c, x, *, shape: c.xp.reshape(x, _reshape_sizes(c.outs[0]))),
+    kernel=lambda c, x, *, shape: c.xp.reshape(x, c.outs[0].sizes),
     vjp=lambda ct, x: (reshape(ct, x.dims),),
     vmap=lambda x, *, new, shape: reshape(x, (new, *shape)),
     linear=Linear.JOINT,
@@ -184,10 +162,6 @@ RESHAPE = Op(
     again=True,
     bounded=Bounded.BY_OPERANDS,
 )
-
-
-def _reshape_sizes(block: Block) -> list[int]:
-    return [size if axes else d.size for d, size, axes in zip(block.dims, block.sizes, block.axes, strict=True)]
 
 
 def reshape(x: Any, dims: DimsLike) -> Tensor:

@@ -17,7 +17,6 @@ from ..errors import ShapeError, whole
 from ..ir import Fuses, Linear, Op, Type
 from ..trace import Tensor, as_tensor, bind1, checked_number
 from .index_map import IndexMap, Piece, replaced
-from .reshape import blocked_kernel
 
 
 def along(
@@ -45,7 +44,7 @@ def along(
     return Op(
         name,
         shape_of,
-        blocked_kernel(run),
+        run,
         vjp,
         linear=linear,
         blocked=lambda x, *more, dim, **_: (dim.name,),

@@ -41,13 +41,12 @@ class Pieces:
         """True if every device's block divides into equal parts, without padding."""
         d = next(d for d in v.dims if d.name == cut.dim)
         extents, ways = self.program.extents, self.program.mesh.count(v.sharding.axes(d))
-        stored = extents.padded(d)
         small = Dim(d.name, d.size // self.parts)
         return (
             d.size > 0
-            and stored == d.size
+            and not extents.is_padded(d, ways)
             and d.size % (self.parts * ways * cut.chunks) == 0
-            and extents.padded(small) == small.size
+            and not extents.is_padded(small, ways)
         )
 
     def append(self, eqn: Eqn, part: int) -> None:

@@ -85,9 +85,10 @@ def _fits(program: Program, ring: Ring, readers: Sequence[Eqn]) -> bool:
     (x,), op = ring.gather.ins, ring.gather.op
     assert isinstance(op, AllGather)
     gathered = next(d for d in x.dims if d.name == op.dim)
-    stored = {program.extents.padded(d) for d in (gathered, ring.dim)} == {ring.dim.size} != {0}
+    n = program.mesh.count(op.axes)
+    even = ring.dim.size > 0 and not any(program.extents.is_padded(d, n) for d in (gathered, ring.dim))
     complete = x.sharding.axes(op.dim) == op.axes and not x.sharding.partial
-    return bool(readers) and stored and complete and all(_turns_fit(r, ring) for r in readers)
+    return bool(readers) and even and complete and all(_turns_fit(r, ring) for r in readers)
 
 
 def _turns_fit(product: Eqn, ring: Ring) -> bool:

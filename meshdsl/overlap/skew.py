@@ -149,16 +149,11 @@ def skew(program: Program, choose: Callable[[Scan], EarlyStage | None], order: C
     skewed: dict[Eqn, list[Eqn]] = {}
     for eqn in program.eqns:
         scan = eqn.scan
-        stages = choose(scan) if scan is not None and _skewable(program, scan) else None
+        stages = choose(scan) if scan is not None and scan.trips > 2 else None
         if scan is not None and stages is not None:
             skewed[eqn] = _Skewed(eqn, scan, stages).eqns(order)
     eqns = tuple(late_values for eqn in program.eqns for late_values in skewed.get(eqn, [eqn]))
     return dce(program.replace(eqns=eqns)) if skewed else program
-
-
-def _skewable(program: Program, scan: Scan) -> bool:
-    small = Dim(scan.dim.name, scan.trips - 1)
-    return scan.trips > 2 and not program.extents.is_padded(scan.dim) and not program.extents.is_padded(small)
 
 
 class _Skewed:

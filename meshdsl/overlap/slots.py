@@ -294,8 +294,7 @@ class SlotParts:
         if any(d.name not in held.names for d in dims):
             return None
         names = tuple(held.names[d.name] for d in dims)
-        is_padded = self.program.extents.is_padded
-        return None if any(is_padded(d) for v in values for d in v.dims if d.name in names) else names
+        return None if any(self.program.is_padded(v, d) for v in values for d in v.dims if d.name in names) else names
 
     def result_dtype(self, eqn: Eqn) -> np.dtype[Any]:
         """The dtype of a product: that of the cast which alone reads it, so that no wider result is stored."""

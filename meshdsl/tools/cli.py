@@ -1,8 +1,8 @@
 """The command `meshdsl`. Results go to stdout, progress and errors to stderr; with `--json`, results are JSON lines.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-69 another process of the run ended, 75 stopped by SIGTERM and saved, 130 interrupted. JAX is imported only by commands
-that need it; `--help` works without.
+69 another process of the run ended or was late, 75 stopped by SIGTERM and saved, 130 interrupted. JAX is imported only
+by commands that need it; `--help` works without.
 
 Whatever a command raises is a message on stderr without a traceback (`MESHDSL_TRACEBACK=full` shows it). A model file
 runs the user's code, which may raise anything, also `SystemExit`: the message then shows its line.
@@ -74,7 +74,7 @@ examples:
   meshdsl doctor
 
 exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt checkpoint, 5 non-finite loss,
-            69 another process of the run ended,
+            69 another process of the run ended, or a step took longer than --step-timeout,
             75 stopped by SIGTERM and saved, 130 interrupted (saved if --checkpoints is given)
 """
 

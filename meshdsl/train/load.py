@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import json
 import pkgutil
+import re
 import sys
 import types
 from pathlib import Path
@@ -19,6 +20,8 @@ import meshdsl as md
 from meshdsl import models
 
 from ..errors import UsageError, Where, nearest, raised, text_of
+
+FILLS = re.compile(r":\*(?=[\s,;]|$)")  # the size of a mesh axis that fills the devices
 
 
 def load(text: str) -> md.Workload:
@@ -50,7 +53,7 @@ def load(text: str) -> md.Workload:
     if name not in found:
         kind = type(vars(module)[name]).__name__
         raise UsageError(
-            f"{name!r} in {path} has type {kind}, not md.Workload; there are: {', '.join(found) or 'none'}"
+            f"{name!r} in {path} has type {kind}, not md.Workload or an imported loss; there are: {', '.join(found) or 'none'}"
         )
     return found[name]
 
@@ -108,7 +111,12 @@ def _all_bundled() -> dict[str, md.Workload]:
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
-    return {key: value for key, value in vars(module).items() if isinstance(value, md.Workload) and key[0] != "_"}
+    """The workloads of a module, and the losses in it that `md.from_jax` imported."""
+    public = {key: value for key, value in vars(module).items() if key[0] != "_"}
+    imported = {key: value for key, value in public.items() if isinstance(value, md.Imported)}
+    return {key: value for key, value in public.items() if isinstance(value, md.Workload)} | {
+        key: value.workload(key) for key, value in imported.items() if value.result_dims == [()]
+    }
 
 
 def _check_file(path: Path) -> None:
@@ -165,3 +173,18 @@ def mesh_and_layout(workload: md.Workload, layout: str | None, mesh: str | None)
         raise UsageError(f"{workload.name} has no layout {layout!r}; {nearest(layout, workload.layouts)}")
     own_mesh, rules = workload.layouts[layout]
     return md.Mesh(own_mesh if mesh is None else mesh), md.Layout(rules)
+
+
+def filled(mesh: str, devices: int | None) -> str:
+    """The axes of a mesh, of which `name:*` has the size with which all devices are used; 1 if they are not known.
+
+    >>> filled("rows:*;cols:2", 8), filled("rows:4", 8)
+    ('rows:4;cols:2', 'rows:4')
+
+    Raises `MeshdslError` for several such axes, or if the other axes do not divide the devices.
+    """
+    alone = FILLS.sub(":1", mesh, count=1)
+    others = 1 if alone == mesh else md.Mesh(alone).size
+    if devices is not None and devices % others:
+        raise UsageError(f"{devices} devices cannot be divided by {others}, the size of the other axes of {mesh!r}")
+    return FILLS.sub(f":{devices // others if devices else 1}", mesh)

@@ -8,10 +8,11 @@ bitwise equal to one that is not. A step whose loss or gradient is not finite ch
 from __future__ import annotations
 
 import dataclasses
+import glob
 import inspect
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from .reader import Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
+from .watch import Watch
 
 
 def train(
@@ -47,6 +49,7 @@ def train(
     max_skips: int = 10,
     keep: Keeping | None = None,
     stop: Stop | None = None,
+    watch: Watch | None = None,
     optimizer_changed: bool = False,
 ) -> Generator[Record]:
     """Trains until `steps` steps are done; returns an iterator of the run's records.
@@ -60,7 +63,7 @@ def train(
     `NonFiniteLoss`; with `non_finite="skip"`, only after `max_skips` such steps in a row. With `keep`, the run resumes
     from its newest checkpoint, and saves during training and after the last step. A run that would drop optimizer
     state, or make new state for restored parameters, needs `optimizer_changed=True`, and otherwise raises `UsageError`.
-    If `stop` reports a signal, the run saves and raises `Stopped`.
+    If `stop` reports a signal, the run saves and raises `Stopped`. `watch` is told where the run is.
     """
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
@@ -73,7 +76,8 @@ def train(
     targets = targets_of(workload.loss(workload.config), types[0], specs, *types[3:])
     if isinstance(batches, TokenFiles) and "targets" in targets:
         batches.check(targets["targets"].classes.size)
-    stop = Stop() if stop is None else stop
+    stop, watch = Stop() if stop is None else stop, Watch() if watch is None else watch
+    watch.program = program
     with closing(keep):
         started = time.perf_counter()
         description = described(batches)
@@ -82,7 +86,8 @@ def train(
         compared["versions"] = versions()
         restored = (
             keep.restore(
-                tree_specs, program, seed, batches, description, init=lambda params: _state(workload, plan, params),
+                tree_specs, program, seed, batches, description,
+                init=lambda params: _state(workload, mesh, _stored(program, layout, types), params),
                 optimizer_changed=optimizer_changed, **compared,
             )
             if keep
@@ -91,7 +96,7 @@ def train(
         if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
         key = md.random.key(seed)
-        state = restored[0] if restored else State(_initialise(workload, mesh, layout, key))
+        state = restored[0] if restored else State(_initialise(workload, mesh, _stored(program, layout, types), key))
         yield _start(workload, plan, seed, types[0], description)
         if restored:
             left = max(steps - state.step, 0)
@@ -122,6 +127,7 @@ def train(
             eval_batches=eval_batches,
             keep=keep,
             stop=stop,
+            watch=watch,
             reader=Recorder(state, steps, tokens_of(specs), non_finite, max_skips, peak_seconds),
         )
         first_step = state.step
@@ -166,6 +172,7 @@ class _Loop:
     eval_batches: int
     keep: Keeping | None
     stop: Stop
+    watch: Watch
     reader: Recorder
     save_due: bool = False
     averaged: list[str] | None = None  # plain metrics that could not be checked; None before the first evaluation
@@ -199,7 +206,9 @@ class _Loop:
     def one_step(self) -> Mapping[str, md.Tensor]:
         """Start the next step and return its metrics, which may not be computed yet."""
         state, step = self.state, self.state.step + 1
+        self.watch.reads(step)
         arrays = self.batches("train", step)
+        self.watch.starts(step)
         batch = tensors(arrays, self.specs, self.targets)
         if self.reader.compile_seconds is None and self.plan.microbatches > 1 and not self.eval_key:
             self.check_microbatches({name: np.asarray(arrays[name], spec.dtype) for name, spec in self.specs.items()})
@@ -221,6 +230,7 @@ class _Loop:
         yield from self.reader.read()  # so that the saved counts include the last step
         if self.keep is None or self.state.saved == self.state.step:
             return
+        self.watch.saves()
         started = time.perf_counter()
         position = position_of(self.batches)
         stored = {"description": self.description, "position": position, **self.compared}
@@ -245,6 +255,7 @@ class _Loop:
         total: dict[str, MetricTerms] = {}
         first: list[Mapping[str, np.ndarray]] = []
         for i in range(self.eval_batches):
+            self.watch.evaluates(i)
             batch = self.batches("held_out", i)
             metrics = self.metrics_of(batch)
             total = joined([total, metrics]) if total else dict(metrics)
@@ -252,6 +263,7 @@ class _Loop:
                 first.append(batch)
             if signal_number := self.stop.now():
                 yield from self.stop_run(signal_number)
+        self.watch.evaluates(0)  # or what it does after the last batch, which is not limited
         if len(first) == 2:
             self.averaged = check_average(self.workload, first, self.metrics_of)
         totals = {name: on_host(sums) for name, sums in total.items()}
@@ -351,14 +363,29 @@ def _initialise(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md
     return md.compile(init, mesh, layout)(key)
 
 
-def _state(workload: md.Workload, plan: md.Plan, params: Any) -> Any:
+def _state(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, params: Any) -> Any:
     """The optimizer state of given parameters; each shard is created on its own device."""
 
     def init(params: Any, key: md.Tensor) -> dict[str, Any]:
         workload.init(key)  # dead code, which has all dims that the layout may name
         return {"state": workload.optimizer(workload.config).init(params)}  # the same paths as in the step
 
-    return md.compile(init, plan.mesh, plan.layout)(params, md.random.key(0))["state"]
+    return md.compile(init, mesh, layout)(params, md.random.key(0))["state"]
+
+
+def _stored(program: md.Program, layout: md.Layout, types: Sequence[Any]) -> md.Layout:
+    """The layout in which parameters and optimizer state are stored as the step takes them.
+
+    Dims that only the update splits have private names in the program. A dim that is split over a part of a mesh axis
+    (`rows.inner`) is left whole.
+    """
+    overrides: dict[str, Mapping[str, Any]] = dict(layout.overrides)
+    for v, spec in zip(program.ins, jax.tree.leaves(types[:2]), strict=False):
+        cuts = [v.sharding.axes(d) for d in v.dims]
+        rules = {d.name: () if "." in "".join(cut) else cut for d, cut in zip(spec.dims, cuts, strict=True)}
+        if any(rules[d] != layout.axes(d) for d in rules):
+            overrides[glob.escape(v.name)] = rules
+    return md.Layout({d: axes for d, axes in layout.rules.items() if d != "params"}, overrides=overrides)
 
 
 def _rows(specs: Mapping[str, Any]) -> int:

@@ -25,13 +25,13 @@ from types import TracebackType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from ..errors import MeshdslError
+from .checkpoint.digest import sum_of_bits
+from .watch import LEFT, POLL, Position, Watch
 
-LEFT = 69  # the exit code of a process that ends because another one did; EX_UNAVAILABLE of sysexits.h
 BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
 SAME_START = "start all of them with the same command, files and packages"
 Message = dict[str, Any]
@@ -52,6 +52,8 @@ class _Peer:
     heard: float
     done: bool = False
     text: bytes = b""
+    at: Position | None = None  # where it is
+    answer: Position | None = None  # where it said to be when it was asked
 
     def send(self, message: Message) -> None:
         """Send a message, unless the process is gone, which reading notices."""
@@ -83,12 +85,12 @@ class Peers:
     """This process and the others of its run, as a context manager around the run.
 
     `say` prints a line. An exception that leaves the context is told to the others, which end with exit code `LEFT`.
-    `host` is the address at which process 0 is reached, if it is known.
+    `host` is the address at which process 0 is reached, if it is known. `watch` knows where this process is.
     """
 
-    def __init__(self, say: Callable[[str], object], host: str | None = None, silence: float = SILENCE):
+    def __init__(self, say: Callable[[str], object], watch: Watch, host: str | None = None, silence: float = SILENCE):
         self.number, self.count, self.silence, self._say = jax.process_index(), jax.process_count(), silence, say
-        self.step = 0
+        self.watch, self._asked = watch, 0.0  # when all were asked where they are; 0: they were not
         self.saved: int | None = None
         self._lock = threading.Lock()
         self._ending, self._gone, self._alone = threading.Event(), threading.Event(), threading.Event()
@@ -111,7 +113,7 @@ class Peers:
                 try:
                     connection, _ = server.accept()
                     connection.settimeout(CONNECT)
-                    said = json.loads(connection.makefile("rb").readline(1000))
+                    said = json.loads(first_line(connection))
                 except (OSError, ValueError) as error:
                     missing = ", ".join(str(n) for n in range(1, self.count) if n not in found)
                     raise MeshdslError(f"process {missing} did not reach process 0 at {hello['at']}: {error}") from None
@@ -138,8 +140,9 @@ class Peers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            self._gone.wait(BEAT)  # a collective fails when another process is killed: `_leave` says which
+        # a collective fails when another process is gone: `_leave` says which
+        if error is not None and self._gone.wait(BEAT) and isinstance(error, jax.errors.JaxRuntimeError):
+            time.sleep(self.silence)
         self._ending.set()
         if error is not None:  # what is closed on the way out may wait for the others
             threading.Timer(self.silence - GRACE, self._leave_late, [error]).start()
@@ -154,10 +157,9 @@ class Peers:
         os._exit(1)
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Remember where a run is, from its records."""
-        self.step = record.get("step", self.step)
+        """Remember the newest step that is saved, from the records of a run."""
         if record["event"] in ("save", "resume"):
-            self.saved = self.step
+            self.saved = record["step"]
 
     def agree(self, about: str, values: Mapping[str, Any], way_out: str = SAME_START) -> None:
         """Wait until all processes have said the same; raises `PeersDifferError` with the values that differ.
@@ -201,19 +203,42 @@ class Peers:
         """Read what others say, and say that this process is here, until it ends."""
         beat = time.monotonic()
         while True:
-            for key, _ in self._selector.select(BEAT / 4):
+            for key, _ in self._selector.select(POLL):
                 self._read(key.data)
             if not self._selector.get_map():
                 self._alone.set()
             now = time.monotonic()
             if now - beat >= BEAT:
-                self._tell({"step": self.step})
+                self._tell({"at": self.watch.position()})
                 beat = now
+            if self.number == 0:
+                self._check_step(now)
             for peer in self._peers:
                 if not peer.done and now - peer.heard > self.silence:
                     self._selector.unregister(peer.socket)
                     how = f"has said nothing for {self.silence:.0f} s: it was stopped, or its host is gone"
+                    how += f"\n  last, it {peer.at['what']}" if peer.at else ""
                     self._lost(peer, how, grace=0)
+
+    def _check_step(self, now: float) -> None:
+        """If a step takes too long for a process, ask all where they are, and end the run if one is late."""
+        own = self.watch.position()
+        if not any(at["overdue"] for at in (own, *(peer.at for peer in self._peers if peer.at))):
+            self._asked = 0.0
+        elif not self._asked:
+            self._asked = now
+            for peer in self._peers:
+                peer.answer = None
+            self._tell({"where": True})
+        elif now - self._asked > GRACE or all(peer.answer for peer in self._peers):
+            positions = {0: {**own, "stack": self.watch.stack()}}
+            for peer in self._peers:
+                if at := peer.answer or (peer.at and {**peer.at, "silent": True}):
+                    positions[peer.number] = at
+            self._asked = 0.0
+            if text := self.watch.report(positions):
+                self._tell({"leave": text})
+                self._leave(text, grace=0)
 
     def _read(self, peer: _Peer) -> None:
         messages = peer.read()
@@ -226,6 +251,12 @@ class Peers:
         for message in messages:
             if "leave" in message:
                 self._leave(message["leave"])
+            elif "where" in message:
+                self._tell({"answer": {**self.watch.position(), "stack": self.watch.stack()}})
+            elif "answer" in message:
+                peer.answer = message["answer"]
+            elif "at" in message:
+                peer.at = message["at"]
             elif "ended" in message:
                 self._lost(peer, f"ended: {message['ended']}")
             elif "values" in message:
@@ -247,7 +278,7 @@ class Peers:
         """Wait until the others have ended: without JAX's coordinator, which is in process 0, they would abort."""
         end = time.monotonic() + 2 * GRACE
         while self._selector.get_map() and time.monotonic() < end:
-            for key, _ in self._selector.select(BEAT / 4):
+            for key, _ in self._selector.select(POLL):
                 if key.data.read() is None:
                     self._selector.unregister(key.fileobj)
 
@@ -259,10 +290,26 @@ class Peers:
         if self.number == 0:
             self._wait_alone()
         saved = "no step is saved" if self.saved is None else f"step {self.saved} is the last that this process saved"
-        self._say(f"{text}\n  so process {self.number} ends in step {self.step}; {saved}")
+        self._say(f"{text}\n  so process {self.number} ends in step {self.watch.step}; {saved}")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(LEFT)
+
+
+def first_line(connection: socket.socket) -> bytes:
+    """The first line that comes, at most 1,000 bytes. What comes after it stays to be read.
+
+    >>> one, other = socket.socketpair()
+    >>> one.sendall(b"token\\nvalues\\n")
+    >>> first_line(other), other.recv(100)
+    (b'token\\n', b'values\\n')
+    >>> one.close(), other.close()
+    (None, None)
+    """
+    line = b""
+    while len(line) < 1000 and not line.endswith(b"\n") and (byte := connection.recv(1)):
+        line += byte
+    return line
 
 
 def _from_first(message: Message | None) -> Message:
@@ -299,19 +346,8 @@ def digests(tree: Any) -> dict[str, int]:
         if len(set(places)) < len(places):
             for shard in array.addressable_shards:
                 name = f"{jax.tree_util.keystr(path)}{shard.index}"
-                found[name] = int(_sum_of_bits(shard.data))
+                found[name] = int(sum_of_bits(shard.data, (0,) * shard.data.ndim, shard.data.shape))
     return found
-
-
-@jax.jit
-def _sum_of_bits(x: jax.Array) -> jax.Array:
-    if x.dtype == bool:
-        return jnp.sum(x, dtype="uint32")
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _sum_of_bits(x.real) + 3 * _sum_of_bits(x.imag)
-    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
-    place = jnp.arange(bits.size, dtype="uint32").reshape(bits.shape)  # so that two elements in each other's place show
-    return jnp.sum(bits.astype("uint32") * (2 * place + 1), dtype="uint32")
 
 
 def versions() -> dict[str, str]:

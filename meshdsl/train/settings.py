@@ -18,7 +18,7 @@ import meshdsl as md
 
 from ..errors import UsageError, nearest
 from ..errors.values import Bounds, Count, as_json, load_toml, read, to_toml
-from .load import load
+from .load import filled, load
 from .plans import knobs_of, plan_of_file, plan_on, with_knobs
 
 _FromZero = Annotated[int, Bounds(0)]
@@ -43,6 +43,7 @@ class Training:
     machine: str | None = None  # for weight_update "auto", for an overlap and for collectives in steps
     non_finite: Literal["stop", "skip"] = "stop"
     max_skips: Count = 10
+    step_timeout: Annotated[float, Bounds(1, above=True)] | None = None  # times the median step
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,14 @@ class Settings:
         """The settings as JSON values, by table."""
         return as_json(self._tables())
 
-    def run_plan(self) -> md.Plan:
-        """The plan of the run: that of the file, with the settings' values; raises `LayoutError` for an illegal one."""
+    def run_plan(self, devices: int | None = None) -> md.Plan:
+        """The plan of the run: that of the file, with the settings' values; raises `LayoutError` for an illegal one.
+
+        So many `devices` fill a mesh axis `name:*`; without them, its size is 1.
+        """
         chosen, steps = self.train, self.train.collective_steps
-        plan = plan_on(self.workload, plan_of_file(self.plan), self.layout, self.mesh).replace(machine=None)
+        mesh = None if self.mesh is None else filled(self.mesh, devices)
+        plan = plan_on(self.workload, plan_of_file(self.plan), self.layout, mesh).replace(machine=None)
         knobs = {name: getattr(chosen, name) for name in knobs_of(plan)}
         plan = with_knobs(plan, {**knobs, "collective_steps": steps or "auto"})
         return plan.replace(machine=chosen.machine) if plan.needs_machine or steps == "auto" else plan

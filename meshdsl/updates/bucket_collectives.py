@@ -131,7 +131,7 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
             alike[level, bucket_key(eqn)].append(eqn)
     groups: list[Group] = []
     for eqns in alike.values():
-        size = {eqn: max(program.local_bytes(v) for v in (*eqn.ins, *eqn.outs)) for eqn in eqns}
+        size = {eqn: program.record(eqn, 1).bytes for eqn in eqns}
         ordered = sorted(eqns, key=lambda eqn: (not _is_number(eqn), size[eqn]))
         numbers, first = sum(map(_is_number, eqns)), eqns[0].collective
         assert first is not None
@@ -209,11 +209,10 @@ def _as_one(program: Program, group: Group) -> list[Eqn]:
     first, mesh = group[0], program.mesh
     op = _joinable(first)
     home = first.ins[0].sharding
-    each = [_joinable(eqn) for eqn in group]
-    dims = tuple(None if isinstance(one, AllReduce) else one.dim for one in each)
+    chunks = tuple(map(program.chunk, group))
     ways = 1 if isinstance(op, AllReduce) else mesh.count(op.axes)
     others = tuple(axis for axis in mesh.axes if axis in set(home.split_axes) - set(op.axes))
-    elements = sum(math.prod(program.local_shape(eqn.ins[0])) for eqn in group)
+    elements = sum(math.prod(program.sent_shape(eqn)) for eqn in group)
     flat = elements // ways if isinstance(op, ReduceScatter) else elements
     other, cut, packed = (_unknown(name, program) for name in ("other", "way", "packed"))
     sizes = {other: mesh.count(others), cut: ways}
@@ -229,9 +228,9 @@ def _as_one(program: Program, group: Group) -> list[Eqn]:
     result = tuple(v.dims for v in outs)
     ins = tuple(eqn.ins[0] for eqn in group)
     return [
-        Eqn(PACK, ins, (before,), {"shape": shape, "dims": dims}, first.where, first.backward),
+        Eqn(PACK, ins, (before,), {"shape": shape, "chunks": chunks}, first.where, first.backward),
         Eqn(one, (before,), (after,), {}, first.where, first.backward, cause),
-        Eqn(UNPACK, (after,), outs, {"result": result, "dims": dims}, first.where, first.backward),
+        Eqn(UNPACK, (after,), outs, {"result": result, "chunks": chunks}, first.where, first.backward),
     ]
 
 

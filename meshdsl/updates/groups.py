@@ -22,7 +22,7 @@ from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..ops.placement import SHARD
 
-GroupSpec = str | Iterable[str] | Mapping[str, int]
+GroupSpec = str | Iterable[str] | Mapping[str, int] | Mapping[str, None]  # None: all devices along an axis
 
 
 def group_of(mesh: Mesh, spec: GroupSpec) -> dict[str, int]:

@@ -200,10 +200,12 @@ class Region:
         return _Branch(eqn, entering, leaving, regions)
 
     def body(self, loop: Eqn, i: int, sums: Sums) -> UpdateRegion:
-        """The part of a loop body that computes one of its stacked results."""
-        assert loop.scan is not None
-        body = loop.scan.body
-        region = Region(self.step, body, sums).grow()
+        """The part of a loop body that computes one of its stacked results, or adds to one of its carries."""
+        scan = loop.scan
+        assert scan is not None
+        body = scan.body
+        added = [(body.ins[scan.consts + i], body.outs[i])] if i < scan.carries else []
+        region = Region(self.step, body, sums, added).grow()
         out = body.outs[i]
         other_reads = {v for eqn in body.eqns if eqn not in region.eqns for v in eqn.ins} | set(body.outs) - {out}
         if not region.holds(out) or other_reads & region.inner:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from ..ir import Cond, Eqn, Graph, Linear, Var
 from ..layouts import Extents, Layout, Mesh, Sharding
 from ..lowering.partition.control import LARGE_STACK
-from ..ops.dtypes import CAST_PARTS
+from ..ops.dtypes import CAST, CAST_PARTS
 from ..ops.reshape import RENAME, RESHAPE
 from ..ops.slicing import SLICE
-from .regions import uses
+from ..passes.accumulate import running_sum
+from .regions import is_loop_over_parts, uses
 
 SAME_ELEMENTS = (RENAME, RESHAPE, SLICE)  # a pipeline's gradients have the dims stage and layer_of_stage
 
@@ -99,14 +100,63 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
     return Sums(_totals(placed, graph, sums), tuple(loops), tuple(branches)), inputs
 
 
+def cast_each_part(graph: Graph) -> Graph:
+    """The graph in which loops over parts of the data cast the parts of a sum, and not their total, to the dtype in
+    which devices add them up: where each part is reduced, totals stay wide.
+    """
+    _, readers = uses(graph)
+    eqns, now = list[Eqn](), dict[Var, Var]()  # a cast total -> the total
+    for eqn in graph.eqns:
+        eqn = eqn.map_graphs(cast_each_part).replace(ins=tuple(now.get(v, v) for v in eqn.ins))
+        if is_loop_over_parts(eqn) and eqn.scan is not None:
+            for total in eqn.outs[: eqn.scan.carries]:
+                narrow = next(iter(readers[total])) if len(readers[total]) == 1 and total not in graph.outs else None
+                read = narrow is not None and narrow.op is CAST_PARTS and narrow.outs[0] not in graph.outs
+                wide = readers[narrow.outs[0]] if narrow is not None and read else ()
+                if narrow is not None and wide and all(x.op is CAST and x.outs[0].type == total.type for x in wide):
+                    eqn, cast = _with_cast_part(eqn, eqn.outs.index(total), narrow)
+                    now |= dict.fromkeys((narrow.outs[0], *(x.outs[0] for x in wide)), total) if cast else {}
+        if not (eqn.outs and eqn.outs[0] in now):
+            eqns.append(eqn)
+    return graph.replace(eqns=tuple(eqns), outs=tuple(now.get(v, v) for v in graph.outs))
+
+
+def _with_cast_part(loop: Eqn, i: int, narrow: Eqn) -> tuple[Eqn, bool]:
+    """The loop that adds up parts cast as `narrow` casts their total, and whether it adds up parts at all."""
+    scan = loop.scan
+    assert scan is not None
+    body, carry = scan.body, scan.body.ins[scan.consts + i]
+    added = running_sum(body, carry, body.outs[i])
+    if added is None:
+        return loop, False
+    part = next(x for x in added.ins if x is not carry)
+    cut, back = Var(part.dims, narrow.outs[0].dtype), Var(part.dims, part.dtype)
+    casts = (
+        narrow.replace(ins=(part,), outs=(cut,), backward=True),
+        Eqn(CAST, (cut,), (back,), {"dtype": part.dtype}, narrow.where, True),
+    )
+    step = added.replace(ins=tuple(back if x is part else x for x in added.ins))
+    eqns = [each for eqn in body.eqns for each in ((*casts, step) if eqn is added else (eqn,))]
+    return loop.with_control(body=body.replace(eqns=tuple(eqns))), True
+
+
 def _in_loop(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[Eqn, int, Sums] | None:
-    """The pending sums of one row in a loop that stacks v, if an update of rows can start there."""
+    """The pending sums of one row in a loop that stacks v, or of one part in a loop that adds up v, if an update can
+    start there. Parts are reduced one by one only if weights are gathered for each part too.
+    """
     if eqn.scan is None:
         return None
     i, body = eqn.outs.index(v), eqn.scan.body
-    if i < eqn.scan.carries or body.outs.count(body.outs[i]) > 1:
+    one = body.outs[i]
+    if i < eqn.scan.carries:
+        carry = body.ins[eqn.scan.consts + i]
+        added = running_sum(body, carry, one) if placed.regather and is_loop_over_parts(eqn) else None
+        if added is None or not placed.is_pending(v):
+            return None
+        one = next(x for x in added.ins if x is not carry)
+    elif body.outs.count(one) > 1:
         return None
-    inner = pending_sums(placed, body, body.outs[i])
+    inner = pending_sums(placed, body, one)
     return (eqn, i, inner) if any(inner.all()) else None
 
 

@@ -13,8 +13,9 @@ from ..ir import NO_CAUSE, Because, Cause, Eqn, Graph, Op, Scan, Var
 from ..layouts import Sharding
 from ..ops.placement import RESHARD_TO_PRIVATE_DIM
 from ..ops.reshape import RENAME
+from ..trace import FULL
 from .pending import ShardedGraph
-from .regions import BranchRegion, Format, UpdateRegion, renamed
+from .regions import BranchRegion, Format, UpdateRegion, is_loop_over_parts, renamed, uses
 from .update import Update
 
 
@@ -57,6 +58,7 @@ class _Rewrite:
         self.eqns: list[Eqn] = []
         self.inside: dict[tuple[Var, Format], Var] = {}  # the version of a value that an update reads
         self.outside: dict[Var, Var] = {}  # the version that the rest of the graph reads
+        self.names: Mapping[Var, str] = {}  # of the weights that a loop over parts takes
         self.regathered: dict[Var, Var] = {}  # the version that the backward pass reads, if it gathers again
 
     def graph(self, around: Eqn | None = None) -> Graph:
@@ -86,12 +88,16 @@ class _Rewrite:
         return new_eqn
 
     def whole(self, eqn: Eqn) -> Eqn:
-        """An equation beside the updates, which may be a loop with updates of its rows."""
-        if eqn in self.loops:
-            eqn = eqn.with_control(body=self.body(eqn))
-        inside = self.by_layer(eqn, eqn.scan) if self.regather and eqn.scan is not None else {}
+        """An equation beside the updates, which may be a loop with updates of its rows or parts."""
+        inside: dict[int, Var] = {}
+        if self.regather and is_loop_over_parts(eqn):
+            eqn, inside = self.by_part(eqn, _scan_of(eqn))
+        else:
+            if eqn in self.loops:
+                eqn = eqn.with_control(body=self.body(eqn))
+            inside = self.by_layer(eqn, eqn.scan) if self.regather and eqn.scan is not None else {}
+            eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
         ins = tuple(inside[i] if i in inside else self.leave(v, eqn) for i, v in enumerate(eqn.ins))
-        eqn = eqn.with_control(body=_renamed_inside(eqn, inside)) if inside else eqn
         return eqn.replace(ins=ins, outs=tuple(self.define(v) if v in self.owner else v for v in eqn.outs))
 
     def branch(self, eqn: Eqn) -> Eqn:
@@ -113,7 +119,7 @@ class _Rewrite:
     def define(self, v: Var) -> Var:
         """Split an input, or a loop's stacked result, under its private dims."""
         form = self.owner[v]
-        self.inside[v, form] = dataclasses.replace(v, dims=form.renamed(v.dims))
+        self.inside[v, form] = dataclasses.replace(v, dims=form.renamed(v.dims), name=self.names.get(v, v.name))
         return self.inside[v, form]
 
     def body(self, loop: Eqn) -> Graph:
@@ -126,6 +132,11 @@ class _Rewrite:
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
+            maker = uses(self.old)[0].get(v)
+            if maker is not None and maker.op is FULL:  # the zero from which a total starts
+                self.eqns.append(renamed(maker, form))
+                self.inside[v, form] = self.eqns[-1].outs[0]
+                return self.inside[v, form]
             x, shape = self.leave(v, eqn), form.renamed(v.dims)
             cause = update_cause(Because.UPDATE, v.name, v.dims, shape)
             if self.shardings.get(v, Sharding()).partial:
@@ -143,12 +154,12 @@ class _Rewrite:
             if v not in self.regathered:
                 source = self.inside[v, self.owner[v]]
                 copy = self.add(BARRIER, source, source.dims, eqn, NO_CAUSE, {})  # so that cse keeps two gathers
-                cause = update_cause(Because.WEIGHT_AGAIN, v.name, v.dims, copy.dims)
+                cause = update_cause(Because.WEIGHT_AGAIN, source.name, v.dims, copy.dims)
                 self.regathered[v] = self.rename(copy, v.dims, eqn, cause)
             return self.regathered[v]
         if v in self.owner and v not in self.outside:
             source = self.inside[v, self.owner[v]]
-            cause = update_cause(Because.WEIGHT_READ, v.name, v.dims, source.dims)
+            cause = update_cause(Because.WEIGHT_READ, source.name, v.dims, source.dims)
             self.outside[v] = self.rename(source, v.dims, eqn, cause)
         return self.outside.get(v, v)
 
@@ -161,6 +172,21 @@ class _Rewrite:
             for i, v in stacks.items()
             if dim in self.inside[v, self.owner[v]].dims  # the layer dim itself is not split
         }
+
+    def by_part(self, loop: Eqn, scan: Scan) -> tuple[Eqn, dict[int, Var]]:
+        """A loop over parts of the data that takes weights split, to gather them in each trip, and adds up shards of
+        gradients; and its operands that are split.
+        """
+        weights = {i: self.owner[v] for i, v in enumerate(loop.ins[: scan.consts]) if v in self.owner}
+        parts, leaving = [(form, part) for _, form, part in self.loops[loop]], {i: f for i, f, _ in self.loops[loop]}
+        totals = {scan.consts + i: form for i, form in leaving.items() if i < scan.carries}
+        entering = {scan.body.ins[i]: form for i, form in (weights | totals).items()}
+        inner = _Rewrite(scan.body, parts, self.shardings, entering, leaving, regather=True)
+        inner.owner.update(entering)
+        inner.names = {scan.body.ins[i]: loop.ins[i].name for i in weights}
+        operands = {i: self.inside[loop.ins[i], form] for i, form in weights.items()}
+        operands |= {i: self.enter(loop.ins[i], form, loop) for i, form in totals.items()}
+        return loop.with_control(body=inner.graph(loop)), operands
 
     def rename(self, v: Var, shape: Shape, eqn: Eqn, cause: Cause) -> Var:
         return self.add(RENAME, v, shape, eqn, cause, {"shape": shape})

@@ -182,11 +182,17 @@ def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes, 
     )
 
 
+def least_padded_split(mesh: Mesh, shape: Shape, sharding: Sharding, axes: Axes) -> dict[str, Axes]:
+    """The axes of the dims of a value, split further over `axes` with the least padding."""
+    form = _least_padded(mesh, shape, tuple(d.size for d in shape), sharding, sharding.split, axes, frozenset())
+    return {old.name: by for old, _, by in form.dims}
+
+
 @lru_cache(maxsize=4096)
 def _least_padded(
     mesh: Mesh,
     shape: Shape,
-    padded: Sequence[int],
+    padded: tuple[int, ...],
     sharding: Sharding,
     split: Sequence[tuple[str, Axes]],
     axes: Axes,

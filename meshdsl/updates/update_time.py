@@ -109,13 +109,12 @@ def least_padded(placed: ShardedGraph, updates: Sequence[Update]) -> RefinedMesh
     def stored(refined: RefinedMesh) -> float:
         fine, total = on_refined(refined, placed), 0.0
         for update in updates:
-            pending = refined.axes(update.pending)
-            form = recut(fine, dataclasses.replace(update, pending=pending), pending).format
+            form = recut(fine, update, refined.axes(update.group)).format
             total += placed.bytes(update.weight) * form.padding_ratio
         return total
 
     mesh = placed.mesh
-    coarse, axes = RefinedMesh(mesh, mesh), [a for a in mesh.axes if any(a in update.pending for update in updates)]
+    coarse, axes = RefinedMesh(mesh, mesh), [a for a in mesh.axes if any(a in update.group for update in updates)]
     before, sizes = stored(coarse), [(stored(refined), refined) for refined in refined_meshes(mesh, axes)]
     least = min((size for size, _ in sizes), default=before)
     if least >= (1 - LESS) * before:

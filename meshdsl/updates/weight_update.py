@@ -6,9 +6,10 @@ faster on a machine.
 
 from __future__ import annotations
 
+import glob
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
@@ -18,17 +19,17 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.tables import table
 from ..errors.units import show_bytes
 from ..ir import Because, Graph, Var, walk
-from ..layouts import Layout, Mesh, Sharding
+from ..layouts import PARAMS, Extents, Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
 from ..passes.hoist import hoist_casts
+from ..passes.simplify import cast_rows_in_loops
 from .bucket_collectives import bucket_collectives, bucketed_tensors
 from .groups import GroupSpec, RefinedMesh, group_of
-from .pending import ShardedGraph
-from .regions import is_loop_over_parts
+from .pending import ShardedGraph, cast_each_part
 from .shard_updates import Decision, Policy, Verdict, shard_updates
-from .update import Update
+from .update import Update, carried, least_padded_split
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
 
 MODES = ("replicated", "sharded", "auto")
@@ -163,7 +164,7 @@ def shard(
     Raises `LayoutError` for an illegal layout, and `NoEffectError` for "sharded" if no update can be sharded, and, if
     `strict`, for `regather` if that changes nothing.
     """
-    hoisted = hoist_casts(graph, graph.ins)
+    hoisted = hoist_casts(cast_rows_in_loops(cast_each_part(graph)) if request.regather else graph, graph.ins)
     shardings: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
@@ -198,12 +199,12 @@ def shard(
 
 
 def _with_regather(made: ShardedUpdates, placed: ShardedGraph, request: WeightUpdate, strict: bool) -> ShardedUpdates:
-    """The sharded updates; `regather` is an error if it changes nothing and no loop over micro-batches gathers."""
+    """The sharded updates; `regather` is an error if it changes nothing."""
     gathers_again = (Because.WEIGHT_AGAIN, Because.WEIGHT_IN_LAYER)
     if not request.regather or any(eqn.cause.kind in gathers_again for eqn, _ in walk(made.graph)):
         return made
     kept = _sharded(replace(placed, regather=False), request, None, made.graph, made.layout)
-    if str(kept.graph) == str(made.graph) and not any(map(is_loop_over_parts, made.graph.eqns)):
+    if str(kept.graph) == str(made.graph):
         sharded = ", ".join(d.weight for d in made.table.decisions if d.sharded)
         why = f"the backward pass reads none of the weights whose updates are sharded ({sharded or 'none'})"
         no_effect(NoEffectError(f"regather=True has no effect: {why}\n  leave regather out"), strict)
@@ -224,24 +225,90 @@ def _sharded(
 def _shard(placed: ShardedGraph, request: WeightUpdate, machine: Machine | None) -> tuple[RefinedMesh, _Split]:
     """The mesh with the groups' axes, and what `shard_updates` returns on it."""
     mesh, candidates = placed.mesh, list[Update]()
+    sizes = {} if request.group is None else group_of(mesh, request.group)
+    given = RefinedMesh.of(mesh, sizes)
 
-    def on(refined: RefinedMesh, groups: Callable[[Axes], Sequence[Axes]]) -> _Split:
+    def groups(fine: RefinedMesh) -> Callable[[Axes], Sequence[Axes]]:
+        if sizes:
+            return _axes_in_group(given.group if fine is given else fine.axes(sizes))
+        return _all_pending_axes if machine is None else all_groups
+
+    def on(refined: RefinedMesh) -> _Split:
         fine = on_refined(refined, placed)
         worth = _always_shard if machine is None else by_time(fine, machine, refined)
 
         def noted(update: Update) -> Verdict:
-            candidates.extend([update] if update.group == update.pending and update not in candidates else [])
+            largest = update.group == tuple(axis for axis in update.pending if not sizes or axis in sizes)
+            candidates.extend([update] if largest and update not in candidates else [])
             return worth(update)
 
-        return shard_updates(fine, Policy(groups, noted))
+        return shard_updates(fine, Policy(groups(refined), noted))
 
-    if request.group is not None:
-        refined = RefinedMesh.of(mesh, group_of(mesh, request.group))
-        return refined, on(refined, _axes_in_group(refined.group))
-    refined, groups = RefinedMesh(mesh, mesh), _all_pending_axes if machine is None else all_groups
-    split = on(refined, groups)
+    split, group = on(given), request.group
+    if group is not None and not (isinstance(group, Mapping) and None in group.values()):
+        return given, split
     best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
-    return (best, on(best, groups)) if best.parts else (refined, split)
+    return (best, on(best)) if best.parts else (given, split)
+
+
+def of_params(
+    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str], request: WeightUpdate
+) -> tuple[Layout, WeightUpdate]:
+    """The layout without its rule for parameters (`params:rows`), and the weight update that it stands for.
+
+    Parameters that the function updates are shards that are gathered where they are read (`regather`). In a function
+    without an update, an override splits each parameter: the leaves of the argument `params`, or else of the first
+    argument that is a tree; without such an argument, those of the result. A dim of the name `params` has its own rule
+    as any other.
+
+    Raises `LayoutError` for an axis that the mesh lacks, for an update that the rule contradicts, and if there are no
+    parameters.
+    """
+    axes = layout.rules.get(PARAMS)
+    if axes is None or PARAMS in graph.known_dim_names:
+        return layout, request
+    if problems := Layout({PARAMS: axes}).problems(mesh, [PARAMS], {}):
+        raise LayoutError(problems[0])
+    rest = Layout({d: cut for d, cut in layout.rules.items() if d != PARAMS}, overrides=layout.overrides)
+    axes = tuple(axis for axis in axes if mesh.axes[axis] > 1)
+    if request.mode == "auto" or request.group is not None:
+        what = f"group={request.group!r}" if request.group is not None else "weight_update='auto'"
+        raise LayoutError(
+            f"the layout has a rule for the parameters, params:{','.join(axes)}, and {what} says how they are sharded\n"
+            "  leave one of them out"
+        )
+    if not axes:
+        return rest, request
+    if carried(ShardedGraph(graph, results, {}, mesh, Extents(), rest)):
+        return rest, replace(request, mode="sharded", group=dict.fromkeys(axes), regather=True)
+    return _with_overrides(graph, mesh, rest, axes, _parameters(graph, results)), request
+
+
+def _parameters(graph: Graph, results: Sequence[str]) -> list[tuple[str, Var]]:
+    """The paths and values of the parameters of a function that updates none; see `of_params`."""
+    roots = [v.name.partition("/")[0] for v in graph.ins if "/" in v.name]
+    root = PARAMS if PARAMS in roots else next(iter(roots), "")
+    given = [(v.name, v) for v in graph.ins if root and v.name.startswith(f"{root}/")]
+    return given or [(path, v) for path, v in zip(results, graph.outs, strict=True) if "/" in path]
+
+
+def _with_overrides(graph: Graph, mesh: Mesh, layout: Layout, axes: Axes, params: Sequence[tuple[str, Var]]) -> Layout:
+    """The layout with an override for each parameter that splits it over the axes; not along a dim of a loop."""
+    if not params:
+        raise LayoutError(
+            "the layout has a rule for the parameters (params), and the function has no argument that is a tree of "
+            "tensors\n  give the parameters as a dict, or name their dims in the layout"
+        )
+    looped = {eqn.scan.dim.name for eqn, _ in walk(graph) if eqn.scan is not None}
+    overrides = dict[str, dict[str, Axes]]()
+    for path, v in params:
+        rules = layout.for_path(path)
+        own = {d.name: rules.get(d.name, ()) for d in v.dims}
+        free = tuple(axis for axis in axes if all(axis not in cut for cut in own.values()))
+        shape = tuple(d for d in v.dims if d.name not in looped) or v.dims
+        if free and shape:
+            overrides[glob.escape(path)] = least_padded_split(mesh, shape, Sharding.of(own), free)
+    return Layout(layout.rules, overrides={**layout.overrides, **overrides})
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:

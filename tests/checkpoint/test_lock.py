@@ -24,7 +24,7 @@ from .holders import TREE, has_namespaces, held_in_another_namespace, holder
 def other_machine(folder: Path, seconds_ago: float, **fields: Any) -> Path:
     """The lock of a writer on another machine, whose last heartbeat was so long ago."""
     path = folder / "lock"
-    path.write_text(json.dumps({**lock._own_record(), "boot": "another", "owner": "theirs", **fields}))
+    path.write_text(json.dumps({**lock.own_record(), "boot": "another", "owner": "theirs", **fields}))
     os.utime(path, (time.time() - seconds_ago, time.time() - seconds_ago))
     return path
 

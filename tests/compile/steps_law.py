@@ -85,6 +85,8 @@ def draw_plan(model: Model, number: int) -> Plan:
     loops = "layers" in model.blocks or model.form == "loop" or parts > 1
     update = _draw_update(rng, {a: sizes[a] for a in data if sizes[a] > 1})
     overlap = _draw_overlap(rng, loops, "experts" in model.blocks)
+    if data and not update and rng.random() < 0.3:  # weights stored as shards
+        rules["params"] = ",".join(rng.sample(data, rng.randint(1, len(data))))
     needs = update.get("mode") == "auto" or "mode" in overlap
     return Plan(
         " ".join(f"{a}:{n}" for a, n in sizes.items()),
@@ -234,12 +236,13 @@ def judge(case: Case, counts: Counter[str]) -> str:
     except Exception as error:  # any other exception is a finding
         return failure(error)
     counts["sharded weights"] += sum(d.sharded for d in step.weight_update.decisions)
+    counts["params"] += "params" in case.plan.rules
     counts[f"overlap {case.plan.overlap.get('mode', 'none')}"] += 1
     counts[f"update {case.plan.update.get('mode', 'replicated')}"] += 1
     for name in ("group", "bucket_bytes", "regather"):
         counts[name] += name in case.plan.update
     counts["sends"] += bool(program.collectives)
-    counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.dims)
+    counts["padded"] += any(program.is_padded(v, d) for v in program.ins for d in v.dims)
     counts["bitwise"] += case.model.exact
     counts[case.model.form] += 1
     counts["recomputed"] += case.plan.recompute != "none"

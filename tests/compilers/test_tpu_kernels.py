@@ -28,7 +28,7 @@ def stablehlo(program: md.Program) -> str:
     mesh, shapes = program.mesh.abstract(), list[Any]()
     for v in program.ins:
         sharding = NamedSharding(mesh, partition_spec(v.dims, v.sharding))
-        shapes.append(jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding))
+        shapes.append(jax.ShapeDtypeStruct(program.stored_shape(v), v.dtype, sharding=sharding))
     function = jax.jit(emit(with_kernels(program, TPU), mesh, TPU.emission))
     return function.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
 

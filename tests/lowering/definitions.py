@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshdsl.dims import Shape, dims, names
+from meshdsl.ir import Collective
 from meshdsl.layouts import Extents, Mesh, Sharding
 
 Axes = tuple[str, ...]
@@ -57,9 +58,33 @@ def states(c: Case) -> list[Sharding]:
 
 
 def length(c: Case, s: Sharding, i: int) -> int | None:
-    """The local size of the i-th dim; None when it does not divide."""
+    """The local size of the i-th dim, at most the dim's; None when it does not divide."""
     size, count = c.extents.padded(c.shape[i]), math.prod(c.mesh.axes[a] for a in s.axes(c.shape[i]))
-    return size // count if size % count == 0 else None
+    return min(size // count, c.shape[i].size) if size % count == 0 else None
+
+
+def local_shape(c: Case, s: Sharding) -> list[int]:
+    """The local sizes of all dims, which divide."""
+    return [length(c, s, i) or 0 for i in range(len(c.shape))]
+
+
+def sent_elements(c: Case, step: Collective, before: Sharding) -> int:
+    """The elements of a device's operand, padded along the dim that the collective cuts into equal chunks."""
+    after, n = step.step(before, c.mesh), math.prod(c.mesh.axes[a] for a in step.axes)
+    each = zip(names(c.shape), local_shape(c, before), local_shape(c, after), strict=True)
+    return math.prod(n * chunk if name == step.effect.cuts else size for name, size, chunk in each)
+
+
+def run(c: Case, step: Collective, before: Sharding, blocks: list[np.ndarray]) -> list[np.ndarray]:
+    """The blocks after a collective, with operands padded and results trimmed."""
+    after, n = step.step(before, c.mesh), math.prod(c.mesh.axes[a] for a in step.axes)
+    if step.effect.cuts is not None:
+        i = names(c.shape).index(step.effect.cuts)
+        pads = [(0, 0)] * len(c.shape)
+        pads[i] = (0, n * (length(c, after, i) or 0) - blocks[0].shape[i])
+        blocks = [np.pad(block, pads, constant_values=np.nan) for block in blocks]
+    kept = tuple(map(slice, local_shape(c, after)))
+    return [block[kept] for block in step.simulate(blocks, c.shape, before, c.mesh)]
 
 
 def places(mesh: Mesh) -> list[dict[str, int]]:

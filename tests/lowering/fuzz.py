@@ -71,7 +71,7 @@ def cases(row: Row, wanted: int, seed: int, counts: Counter[str]) -> Iterator[tu
                 raise RuntimeError(f"no legal layout found for {case}")
             made += 1
             counts["split"] += any(v.sharding.split for v in program.ins)
-            counts["padded"] += any(program.extents.is_padded(d) for v in program.ins for d in v.dims)
+            counts["padded"] += any(program.is_padded(v, d) for v in program.ins for d in v.dims)
             counts["empty"] += any(d.size == 0 for v in program.ins for d in v.dims)
             counts["odd"] += case.odd
             counts["sends"] += bool(program.collectives)

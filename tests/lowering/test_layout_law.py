@@ -196,7 +196,7 @@ def placed(program: Program, arrays: list[np.ndarray]) -> list[Tensor]:
     """The arguments on devices as the program wants them, their padding poisoned."""
     mesh, found = program.mesh.bind(), []
     for v, x in zip(program.ins, arrays, strict=True):
-        pads = [(0, size - there) for size, there in zip(program.extents.global_shape(v.dims), x.shape, strict=True)]
+        pads = [(0, size - there) for size, there in zip(program.stored_shape(v), x.shape, strict=True)]
         stored = np.pad(x, pads, constant_values=poison(x.dtype)) if pads else x
         sharding = NamedSharding(mesh, partition_spec(v.dims, v.sharding))
         array = jax.make_array_from_callback(stored.shape, sharding, lambda index, stored=stored: stored[index])

@@ -79,6 +79,10 @@ class Mutant:
     def axes(self) -> tuple[str, ...]:
         return self.right.axes
 
+    @property
+    def effect(self):
+        return self.right.effect
+
     def __str__(self) -> str:
         return f"{self.how} {self.right}"
 

@@ -98,7 +98,7 @@ def test_rows_read_back_keep_the_bits(f: Any, mesh: str) -> None:
     draw = np.random.default_rng(0)
     arrays = [draw.normal(size=[d.size for d in spec.dims]).astype(np.float32) for spec in SPECS]
     assert same_bits(md.simulate(after, *arrays), md.simulate(program, *arrays))
-    sizes = [program.extents.global_shape(v.dims) for v in program.ins]
+    sizes = [program.stored_shape(v) for v in program.ins]
     stored = [np.pad(x, [(0, n - m) for n, m in zip(size, x.shape, strict=True)])
               for size, x in zip(sizes, arrays, strict=True)]  # fmt: skip
     run = [jax.jit(emit(one, one.mesh.bind()))(*stored) for one in (program, after)]
@@ -141,4 +141,4 @@ def test_large_stacks_of_a_backward_loop_are_allocated_when_it_starts() -> None:
 
 
 def _shapes(program: Program) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype) for v in program.ins]
+    return [jax.ShapeDtypeStruct(program.stored_shape(v), v.dtype) for v in program.ins]

@@ -9,19 +9,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import meshdsl as md
 from tests.together import ROOT, free_port
+from tests.train.tiny import Config, loss
 from tests.train.tiny import tiny as plain
 
-FAULTS = ("raise", "exit", "nan", "kill", "stop", "terminate", "seed", "rate", "source", "data")
+SLOW = ("sleep", "loader", "stuck")  # what --step-timeout is for; "stuck" is "stop" with it
+FAULTS = ("raise", "exit", "nan", "kill", "stop", "terminate", "seed", "rate", "source", "program", "data", *SLOW)
 
 
 def _data(config: object, seed: int):
@@ -38,12 +43,27 @@ def _data(config: object, seed: int):
             sys.exit("the reader gives up")
         if split == "train" and step == 4 and fault == "data":
             return {"x": 2 * x}
+        if split == "train" and step == 8 and fault == "sleep":
+            time.sleep(10_000)
+        if split == "train" and step == 8 and fault == "loader":
+            queue.Queue[object]().get()  # of a worker that is gone
         return {"x": x * np.nan if split == "train" and step == 4 and fault == "nan" else x}
 
     return batches
 
 
-faulty = plain.__class__(**{**vars(plain), "name": "faulty", "data": _data})
+def _loss(config: Config) -> Callable[..., md.Tensor]:
+    """The loss of `tiny`; with the fault "program", one more sum over the batch."""
+    of_tiny = loss(config)
+
+    def faulty(params: dict[str, md.Tensor], batch: dict[str, md.Tensor], key: md.Tensor) -> md.Tensor:
+        shift = md.mean(batch["x"], "batch") if os.environ.get("FAULT") == "program" else 0.0
+        return of_tiny(params, {"x": batch["x"] + shift}, key)
+
+    return faulty
+
+
+faulty = plain.__class__(**{**vars(plain), "name": "faulty", "data": _data, "loss": _loss})
 
 
 class Ended(NamedTuple):
@@ -58,6 +78,7 @@ def ended(fault: str, where: int, folder: Path, count: int = 2, limit: float = 1
     command += ["--save-every", "2", "--checkpoints", str(folder / "run"), "--eval-batches", "0", "--json"]
     command += ["--mesh", "all:4", "--devices", "4"]
     command += [] if fault == "data" else ["--layout", "batch:all"]  # copies of weights see their own data
+    command += ["--step-timeout", "5"] if fault in SLOW else []
     command += ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(count)]
     options = {"seed": ["--seed", "1"], "rate": ["--set", "learning_rate=0.5"]}
     if fault == "source":
@@ -72,7 +93,7 @@ def ended(fault: str, where: int, folder: Path, count: int = 2, limit: float = 1
             processes.append(subprocess.Popen(mine, cwd=ROOT, env=env, stdout=out, stderr=err))
     try:
         began = _fault(fault, processes[where], folder, limit)
-        if fault == "stop":  # it stays as it is; the others end
+        if fault in ("stop", "stuck"):  # it stays as it is; the others end
             others = [p for i, p in enumerate(processes) if i != where]
         else:
             others = processes
@@ -88,14 +109,16 @@ def ended(fault: str, where: int, folder: Path, count: int = 2, limit: float = 1
 
 
 def _fault(fault: str, process: subprocess.Popen[bytes], folder: Path, limit: float) -> float:
-    """Wait until the run is in step 3 (if it starts at all), send the signal, and return the time of the fault."""
+    """Wait for the fault's step (if the run starts at all), send the signal, and return the time of the fault."""
     out, signals = folder / "0.out", {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "terminate": signal.SIGTERM}
+    signals["stuck"] = signal.SIGSTOP
+    step = 6 if fault in SLOW else 3  # its record comes when step 8 begins, which does not end
     end = time.monotonic() + limit
     while time.monotonic() < end:
         records = [json.loads(line) for line in out.read_text().splitlines() if line.startswith("{")]
-        if any(r.get("event") == "step" and r["step"] >= 3 for r in records):
+        if any(r.get("event") == "step" and r["step"] >= step for r in records):
             break
-        if process.poll() is not None or (fault in ("seed", "rate", "source") and "differ" in _all(folder)):
+        if process.poll() is not None or (fault in ("seed", "rate", "source", "program") and "differ" in _all(folder)):
             break
         time.sleep(0.05)
     if fault in signals:
@@ -124,7 +147,7 @@ def main() -> int:
                     continue
             late += found.seconds > 10
             lines = [line for text in found.said for line in text.splitlines()]
-            says = [line for line in lines if re.match(r"process|  so process|\w+(Error|Loss|ed):|  \w+: ", line)]
+            says = [line for line in lines if re.match(r"process|step \d|  +\S|\w+(Error|Loss|ed):", line)]
             print(f"{fault:10} process {where}: {found.seconds:4.1f} s  codes {found.codes}", flush=True)
             for line in dict.fromkeys(says):
                 print(f"             {line}", flush=True)

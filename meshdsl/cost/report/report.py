@@ -20,6 +20,7 @@ from ..fusion import Kernel, Step
 from ..ledger import Ledger, Line
 from ..machine import Machine
 from ..memory import Memory
+from ..padding import PaddedDim, padded_dims
 from ..profile import Coverage
 from ..roofline import coverage, roofline
 from ..timeline import Cost, Timeline
@@ -98,6 +99,11 @@ class Report:
     def flops(self) -> float:
         """FLOPs of one device in one step."""
         return self.ledger.flops
+
+    @cached_property
+    def padding(self) -> tuple[PaddedDim, ...]:
+        """The dims that are stored with padding where something is computed, with the FLOPs that it costs."""
+        return padded_dims(self.ledger)
 
     @property
     def hbm_bytes(self) -> int:
@@ -217,6 +223,7 @@ class Report:
                 "rates": self._rates(),
                 "pipelines": [each.to_dict() for each in self.program.schedules],
                 "flops": self.flops,
+                "padding": [each.to_dict() for each in self.padding],
                 "hbm_bytes": self.hbm_bytes,
                 "wire_bytes": self.wire_bytes,
                 "parts": self.parts,

@@ -14,6 +14,7 @@ from ...errors.units import number, percent, seconds, show_bytes
 from ...pipelines import Schedule
 from ..comm_groups import CommGroup
 from ..ledger import Line
+from ..padding import SHOWN
 from ..timeline import Cost
 from .report import Report
 
@@ -70,6 +71,7 @@ def summary(report: Report) -> str:
             "work",
             f"{work} on each {device}: {percent(report.utilisation, 1)} of the peak",
         ),
+        *(("padding", each.text(report.flops)) for each in report.padding if each.flops >= SHOWN * report.flops),
         *([("rate", _rate(report))] if report.rates else []),
         ("sends", f"{most}{show_bytes(report.wire_bytes)} from each {device}; {_hidden(report)}"),
         *(("bubble", _bubble(each)) for each in report.program.schedules),

@@ -64,8 +64,8 @@ def _divides(scope: Scope, dims: Sequence[Dim], labels: Labels, label: str, axes
     if any(extents.padded(d) % n for d in dims):
         return False
     if label in labels.must_divide and label not in labels.from_layout_if_ruled:
-        return not any(extents.is_padded(d) for d in dims)
-    return label not in labels.from_layout or len({extents.padded(d) for d in dims}) == 1
+        return not any(extents.is_padded(d, n) for d in dims)
+    return label not in labels.from_layout or len({extents.local(d, n) for d in dims}) == 1
 
 
 def region_blocks(
@@ -97,7 +97,7 @@ def _blocks_of(scope: Scope, eqn: Eqn, labels: Labels, assigned: Mapping[str, Ax
     for v, names in zip(eqn.ins, labels.ins, strict=True):
         for d in v.dims:
             n = scope.setting.mesh.count(assigned.get(names[d.name] or "", ()))
-            elements = elements_of_blocks(d.size, scope.setting.extents.padded(d) // n, n)
+            elements = elements_of_blocks(d.size, scope.setting.extents.local(d, n), n)
             lengths[d] = sorted({*elements} - {0}, reverse=True) or [0]
     for sizes in product(*lengths.values()):
         yield dict(zip(lengths, sizes, strict=True))

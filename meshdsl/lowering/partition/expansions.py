@@ -109,7 +109,7 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     n = scope.setting.mesh.count(axes)
     (x,) = ins
     x = scope.masked(x, (over,), identity("low", x.dtype), eqn)
-    parts = scope.fresh_dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.padded(over) // n))
+    parts = scope.fresh_dim(f"{over.name}__parts", n * min(k.size, scope.setting.extents.local(over, n)))
     best = resized(x, over, parts, axes)
     best_parts = [best, Var(best.dims, outs[1].dtype, "", best.sharding)]
     scope.add(blocks.BLOCK_TOP_K, [x], best_parts, eqn, over=over, parts=parts)
@@ -129,9 +129,9 @@ def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
     """True if the blocks of both sides hold the same elements, so that a local reshape suffices."""
     extents, n = scope.setting.extents, scope.setting.mesh.count(axes)
     heads = (left[0], right[0])
-    if left == right or (len(left) == len(right) == 1 and extents.padded(left[0]) == extents.padded(right[0])):
+    if left == right or (len(left) == len(right) == 1 and extents.local(left[0], n) == extents.local(right[0], n)):
         return True
-    return all(d.size % n == 0 for d in heads) and not any(extents.is_padded(d) for d in (*left, *right))
+    return all(d.size % n == 0 and not extents.is_padded(d, n) for d in heads)
 
 
 def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
@@ -144,7 +144,7 @@ def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
 def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
     """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's dims.
 
-    Dims of size 1 are removed first: they may be stored with padding, and have the name of a dim of the target. A group
+    Dims of size 1 are removed first: they may have the name of a dim of the target. A group
     with the name of another group's target becomes a run too, so that its name is free when that target is restored.
     """
     (x,), (out,) = ins, outs
@@ -160,11 +160,12 @@ def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, out
         reused = {d.name for _, other in pairs if other is not right for d in other} & set(names(left))
         if not reused and (not axes or _aligned(scope, left, right, axes)):
             continue
+        n = scope.setting.mesh.count(axes)
         if not axes:
             x = _relabel(scope, eqn, x, left, (scope.fresh_dim(f"{left[0].name}__run", size_of(left), x.dims),), ())
             continue
         runs = [
-            scope.fresh_dim(f"{side[0].name}__run{i}", extents.padded(side[0]) * size_of(side[1:]), x.dims)
+            scope.fresh_dim(f"{side[0].name}__run{i}", n * extents.local(side[0], n) * size_of(side[1:]), x.dims)
             for i, side in enumerate((left, right))
         ]
         x = _relabel(scope, eqn, x, left, (runs[0],), axes)

@@ -105,7 +105,7 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
     """Add the equations that compute `out`, split over `axes` along `moves.out`, from operands split the same way."""
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n = mesh.count(axes)
-    width = extents.padded(moves.out) // n
+    width = extents.local(moves.out, n)
     operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
     rows_of = [np.where(operand == k, index, -1) for k in range(len(xs))]
     dims = list(moves.dims)
@@ -137,7 +137,7 @@ def _joined_if_less(
 ) -> tuple[Sequence[Var], list[Dim], list[np.ndarray]]:
     """Concatenate several operands into one, block by block on each device, if that sends fewer rows."""
     n = scope.setting.mesh.count(axes)
-    lengths = [scope.setting.extents.padded(dim) // n for dim in dims]
+    lengths = [scope.setting.extents.local(dim, n) for dim in dims]
     total = sum(lengths)
     together = np.full_like(rows_of[0], -1)
     for k, (mine, length) in enumerate(zip(rows_of, lengths, strict=True)):
@@ -170,12 +170,12 @@ def _travel(rounds: Sequence[Sequence[_Run]]) -> int:
 def _parts(scope: Scope, eqn: Eqn, x: Var, dim: Dim, mine: np.ndarray, axes: Axes) -> list[_Part]:
     """A device's own block and the blocks it receives, in the operand's order; or the gathered dim, if less is sent."""
     n = scope.setting.mesh.count(axes)
-    length = scope.setting.extents.padded(dim) // n
+    length = scope.setting.extents.local(dim, n)
     rounds = _rounds(mine, length, n)
     every = (n - 1) * length  # rows; as many in a single round stay a round, which some devices leave out
     if _travel(rounds) > every or (len(rounds) > 1 and _travel(rounds) == every):
         whole = gathered(scope, eqn, x, dim, axes, Cause(Because.MOST_ROWS, eqn.op.name, (dim.name,)))
-        return [_Part(whole, dim, np.zeros(n, np.int64), n * length)]
+        return [_Part(whole, dim, np.zeros(n, np.int64), scope.setting.extents.local(dim, 1))]
     parts = [_Part(x, dim, np.arange(n) * length, length)]
     parts += [_send(scope, eqn, x, dim, runs, length, n, axes) for runs in rounds]
     return sorted(parts, key=lambda part: part.offset)

@@ -5,6 +5,7 @@ Equations are lowered in order (`equation`). The problems of a layout are collec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ...errors import Where
@@ -82,12 +83,13 @@ def _lower_graph(scope: Scope, results: Sequence[str] | None) -> tuple[tuple[Var
 
 
 def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]]) -> Extents:
-    """The stored extents: every dim is padded to a multiple of all the axes that split it anywhere."""
-    axes: dict[str, set[str]] = {}
+    """The stored extents: every dim is padded to a multiple of all the axes that split it anywhere, or of each rule."""
+    axes, least = dict[str, set[str]](), dict[str, int]()
     for rules in (layout.rules, *layout.overrides.values(), *shards):
         for dim, cut in rules.items():
             axes.setdefault(dim, set()).update(cut)
-    return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()})
+            least[dim] = math.lcm(least.get(dim, 1), mesh.count(cut))
+    return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()}, least)
 
 
 def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:

@@ -96,8 +96,11 @@ def cut(scope: Scope, eqn: Eqn) -> None:
     """Reduce-scatter a pending sum and rename its dims; dims whose padding depends on the name are renamed first."""
     (v,), (out,), extents = eqn.ins, eqn.outs, scope.setting.extents
     split: dict[str, Axes] = dict(eqn.params["split"])
-    alike = {d: extents.padded(d) == extents.padded(to) for d, to in zip(v.dims, out.dims, strict=True)}
-    home = scope.default_sharding[v]
+    home, count = scope.default_sharding[v], scope.setting.mesh.count
+    alike = {
+        d: all(extents.alike(d, to, count(axes)) for axes in (home.axes(d), split.get(to.name, ())))
+        for d, to in zip(v.dims, out.dims, strict=True)
+    }
     if all(alike.values()):
         axes = {d.name: split.get(to.name, ()) for d, to in zip(v.dims, out.dims, strict=True)}
         target = Sharding.of(axes)
@@ -171,7 +174,9 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False
     home, axes_of = scope.whole_version(v) or scope.default_sharding[v], _renamed_axes(scope, eqn)
-    unlike = [(d, to) for d, to in zip(v.dims, out.dims, strict=True) if extents.padded(d) != extents.padded(to)]
+    blocks = [scope.setting.mesh.count(axes_of[to.name]) for to in out.dims]
+    each = zip(v.dims, out.dims, blocks, strict=True)
+    unlike = [(d, to) for d, to, n in each if not extents.alike(d, to, n)]
     if any(home.axes(d.name) for d, _ in unlike):
         return False
     axes_used = [axis for axes in axes_of.values() for axis in axes]

@@ -26,7 +26,7 @@ from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Extents, Sharding
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
 
-Sizes = tuple[tuple[str, int], ...]  # dim name, stored size; sorted
+Sizes = tuple[tuple[str, int, int], ...]  # dim name, size, padded size; sorted
 Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
 Steps = tuple[Step, ...]
 Seconds = Callable[[str, Axes, float], float]  # of a collective: its kind, axes, and V (`cost.network.full_bytes`)
@@ -71,7 +71,7 @@ class Reshard(NamedTuple):
             Sharding.of({d: axes for d, axes in s.split if d in dims}, s.partial, s.kind)
             for s in (self.source, self.target)
         )
-        sizes = [self.extents.padded(d) // self.mesh.count(axes) for d, axes in zip(others, cut, strict=True)]
+        sizes = [self.extents.local(d, self.mesh.count(axes)) for d, axes in zip(others, cut, strict=True)]
         mesh = Mesh({axis: n for axis, n in self.mesh.axes.items() if all(axis not in axes for axes in cut)})
         shape = tuple(d for d in self.shape if d.name in dims)
         return self._replace(
@@ -108,7 +108,7 @@ def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> i
 
 
 def _sizes(shape: Shape, extents: Extents) -> Sizes:
-    return tuple(sorted((dim.name, extents.padded(dim)) for dim in shape))
+    return tuple(sorted((dim.name, dim.size, extents.padded(dim)) for dim in shape))
 
 
 @lru_cache(maxsize=65536)
@@ -121,22 +121,25 @@ def _new_plan(
 ) -> tuple[Steps, int]:
     _check(source, target, sizes, mesh)
     steps = _direct(source, target)
+    if steps is not None and any(_pads(step, source, step.step(source, mesh), sizes, mesh) for step in steps):
+        steps = None  # another dim may carry less than blocks that hold padding
     if seconds is not None and (steps is None or any(step.sends for step in steps)):
         steps = _cheapest(source, target, sizes, _searched(source, target, sizes, mesh, seconds), itemsize, seconds)
     elif steps is None:
         steps = _named(source, target, sizes, mesh, itemsize)
     total = 0
     for step in steps:
-        local_bytes = _local_bytes(source, sizes, mesh, itemsize)
+        after = step.step(source, mesh)
+        local_bytes = _sent_bytes(step, source, after, sizes, mesh, itemsize)
         total += picoseconds(step, local_bytes, mesh, seconds) if seconds else step.bytes_sent(local_bytes, mesh)
-        source = step.step(source, mesh)
+        source = after
     return steps, total
 
 
 def _searched(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, seconds: Seconds) -> Mesh:
     """The axes that a plan by time may use: those of the source and the target, and up to `EXACT_AXES` the fastest."""
     named = source.varying | target.varying
-    size = math.prod(n for _, n in sizes)
+    size = math.prod(n for _, n, _ in sizes)
     idle = sorted(
         (a for a, n in mesh.axes.items() if n > 1 and a not in named), key=lambda a: seconds("all_gather", (a,), size)
     )
@@ -172,7 +175,7 @@ def _direct(source: Sharding, target: Sharding) -> Steps | None:
 
 
 def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None:
-    known = dict(sizes)
+    known = {dim: padded for dim, _, padded in sizes}
     for sharding in (source, target):
         for axis in sharding.split_axes + sharding.partial:
             mesh.check_axis(axis)
@@ -200,7 +203,7 @@ def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsiz
     """
     used = source.varying | target.varying
     axis = {a: f"a{i:03}" for i, a in enumerate(sorted(used))}
-    dim = {d: f"d{i:03}" for i, (d, _) in enumerate(sizes)}
+    dim = {d: f"d{i:03}" for i, (d, *_) in enumerate(sizes)}
     small = Mesh({axis[a]: n for a, n in mesh.axes.items() if a in used})
     ends = [
         Sharding(
@@ -210,7 +213,7 @@ def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsiz
         )
         for s in (source, target)
     ]
-    steps = _search(*ends, tuple((dim[d], n) for d, n in sizes), small, itemsize)
+    steps = _search(*ends, tuple((dim[d], n, padded) for d, n, padded in sizes), small, itemsize)
     return _renamed(steps, {new: old for old, new in (*dim.items(), *axis.items())})
 
 
@@ -235,7 +238,7 @@ def _cheapest(
 ) -> Steps:
     """Dijkstra's algorithm over all shardings by the mesh's axes; ties are broken by the order of `_moves`."""
     axes = tuple(mesh.axes)
-    dims = tuple(dim for dim, _ in sizes)
+    dims = tuple(dim for dim, *_ in sizes)
     held = _held(source, target, len(axes) > EXACT_AXES)
     best: dict[Sharding, Price] = {source: (0, 0, 0, 0)}
     number = count()
@@ -246,10 +249,10 @@ def _cheapest(
             return steps
         if so_far > best[reached]:
             continue
-        local_bytes = _local_bytes(reached, sizes, mesh, itemsize)
         for step, after in _moves(reached, held, dims, axes, mesh):
             if after not in best and not _fits(after, sizes, mesh):
                 best[after] = (-1,)  # no price is lower, so it is never entered
+            local_bytes = _sent_bytes(step, reached, after, sizes, mesh, itemsize)
             time = picoseconds(step, local_bytes, mesh, seconds) if seconds is not None else 0
             own = (time, step.bytes_sent(local_bytes, mesh), step.sends, 1)
             price = tuple(map(add, so_far, own))
@@ -325,10 +328,26 @@ def _tail(shorter: Axes, longer: Axes) -> Axes:
 
 
 def _fits(sharding: Sharding, sizes: Sizes, mesh: Mesh) -> bool:
-    return all(size % mesh.count(sharding.axes(dim)) == 0 for dim, size in sizes)
+    return all(padded % mesh.count(sharding.axes(dim)) == 0 for dim, _, padded in sizes)
 
 
-def _local_bytes(sharding: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> int:
-    for dim, size in sizes:
-        itemsize *= size // mesh.count(sharding.axes(dim))
-    return itemsize
+def _local(sharding: Sharding, sizes: Sizes, mesh: Mesh) -> dict[str, int]:
+    """The stored size of each dim on one device; see `Extents.local`."""
+    return {dim: min(size, padded // mesh.count(sharding.axes(dim))) for dim, size, padded in sizes}
+
+
+def _sent_bytes(step: Step, before: Sharding, after: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> int:
+    """The bytes of one device's operand, with the padding that equal chunks of a cut dim need."""
+    sent = _local(before, sizes, mesh)
+    if step.effect.cuts is not None:
+        sent[step.effect.cuts] = mesh.count(step.axes) * _local(after, sizes, mesh)[step.effect.cuts]
+    return itemsize * math.prod(sent.values())
+
+
+def _pads(step: Step, before: Sharding, after: Sharding, sizes: Sizes, mesh: Mesh) -> bool:
+    """True if a collective that sends needs padding in the dim that it cuts, or makes some in the one that it joins."""
+    effect, n = step.effect, mesh.count(step.axes)
+    larger, smaller = _local(before, sizes, mesh), _local(after, sizes, mesh)
+    cuts = effect.cuts is not None and n * smaller[effect.cuts] != larger[effect.cuts]
+    joins = effect.joins is not None and n * larger[effect.joins] != smaller[effect.joins]
+    return step.sends and (cuts or joins)

@@ -184,7 +184,7 @@ class ReductionCut:
             cut = layout.axes(d.name)
             free = [axis for axis in cut if axis not in used]
             used.update(free)
-            size *= -(-extents.padded(d) // mesh.count(tuple(free)))
+            size *= extents.local(d, mesh.count(tuple(free)))
             scattered *= mesh.count(tuple(axis for axis in cut if axis in axes))
         n = mesh.count(tuple(axes))
         scattered = min(scattered, n)

@@ -230,7 +230,7 @@ class Scope:
 
     def masked(self, x: Var, over: tuple[Dim, ...], fill: object, eqn: Eqn) -> Var:
         """The value with the padding of these dims replaced by an identity."""
-        over = tuple(d for d in over if self.setting.extents.is_padded(d))
+        over = tuple(d for d in over if self.setting.extents.is_padded(d, self.setting.mesh.count(x.sharding.axes(d))))
         if not over:
             return x
         masked_value = Var(x.dims, x.dtype, x.name, x.sharding)

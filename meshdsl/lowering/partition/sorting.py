@@ -43,8 +43,9 @@ def _other_dim(scope: Scope, eqn: Eqn, x: Var, over: Dim, axes: Axes) -> Dim | N
     Of n blocks, a device receives n - 1 in a gather, and (n - 1) / n of one in each all_to_all.
     """
     mesh, users = scope.setting.mesh, scope.demand.sums.users
-    n, local = mesh.count(axes), scope.setting.extents.local_shape(x.dims, x.sharding, mesh)
+    n, extents = mesh.count(axes), scope.setting.extents
     read = [v.dtype.itemsize for v in eqn.outs if users.get(v) or v in scope.graph.outs]
     if x.dtype.itemsize + sum(read) > n * x.dtype.itemsize:
         return None
-    return next((d for d, size in zip(x.dims, local, strict=True) if d != over and size and size % n == 0), None)
+    others = (d for d in x.dims if d != over and d.size)
+    return next((d for d in others if extents.divides(d, mesh.count(x.sharding.axes(d)), n)), None)

@@ -132,10 +132,10 @@ def _run(scope: Scope, eqn: Eqn, v: Window, dim: Dim, out: Dim, kernel: Dim | No
     mesh, extents = scope.setting.mesh, scope.setting.extents
     n = mesh.count(axes)
     if kernel is None:
-        windows, size = extents.padded(out) // n, v.size
+        windows, size = extents.local(out, n), v.size
         begin = windows * v.stride
     else:
-        windows, size = out.size, extents.padded(kernel) // n
+        windows, size = out.size, extents.local(kernel, n)
         begin = size * v.dilation
     positions = _reach(v, windows, size)
     holes = kernel is None and begin % v.base_dilation == 0 and positions > v.low % v.base_dilation

@@ -40,8 +40,13 @@ def section(parser: argparse._ActionsContainer, title: str) -> argparse._Actions
     return parser.add_argument_group(title) if isinstance(parser, argparse.ArgumentParser) else parser
 
 
-def workload_options(parser: argparse._ActionsContainer, *, several: bool = False, extra: str = "") -> None:
-    """Add the options for mesh, layout and config settings; `several` allows many meshes and layouts."""
+def workload_options(
+    parser: argparse._ActionsContainer, *, several: bool = False, extra: str = "", of_mesh: str = ""
+) -> None:
+    """Add the options for mesh, layout and config settings; `several` allows many meshes and layouts.
+
+    `extra` and `of_mesh` are added to the help texts of --set and --mesh.
+    """
     repeated: dict[str, Any] = {"action": "append", "default": []} if several else {}
     default_layout = "; repeat per layout (default: all named layouts)" if several else " (default: no sharding)"
     several_meshes = "; one for all layouts, or one per layout" if several else ""
@@ -55,7 +60,7 @@ def workload_options(parser: argparse._ActionsContainer, *, several: bool = Fals
     group.add_argument(
         "--mesh",
         metavar="AXES",
-        help=f"axes such as 'rows:2;cols:4'{several_meshes} (default: the mesh of the named layout)",
+        help=f"axes such as 'rows:2;cols:4'{several_meshes}{of_mesh} (default: the mesh of the named layout)",
         **repeated,
     )
     config_options(group, extra)
@@ -88,6 +93,7 @@ def typed(kind: Any) -> Callable[[str], Any]:
 count = typed(Annotated[int, Bounds(0, LARGEST)])
 positive = typed(Annotated[int, Bounds(1, LARGEST)])
 integer = typed(Annotated[int, Bounds(-(10**40), 10**40)])
+factor = typed(Annotated[float, Bounds(1, above=True)])
 cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 

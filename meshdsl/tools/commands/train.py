@@ -55,20 +55,20 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(settings, end="")
         return OK
-    plan = settings.run_plan()
+    plan = settings.run_plan(options.devices)
     devices.check(options, plan.mesh)
     if options.dry_run:
         return _dry_run(options, settings, plan)
     if settings.checkpoints.directory is None:
         devices.start(options, plan.mesh)
-        return _train(options, settings, plan, None)
+        return _train(options, settings, None)
     with contextlib.ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
             # nothing to save yet: exit as later, so that a scheduler starts the run again
             before = signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
             stack.callback(signal.signal, signal.SIGTERM, before)
         devices.start(options, plan.mesh)
-        return _train(options, settings, plan, stack.enter_context(Stop()))
+        return _train(options, settings, stack.enter_context(Stop()))
 
 
 def _resolved(options: argparse.Namespace) -> Any:
@@ -120,6 +120,10 @@ def _check_used(options: argparse.Namespace, settings: Any) -> None:
 def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     """Print the cost of the step; returns 3 if it does not fit in the machine's memory."""
     from ...train import stages
+    from ...train.load import FILLS
+
+    if options.devices is None and FILLS.search(settings.mesh or ""):
+        raise UsageError(f"--dry-run knows no devices that fill the mesh {settings.mesh!r}; add --devices N")
     from .costing import machine_named
 
     machine = machine_named(settings.train.machine)
@@ -133,12 +137,15 @@ def _dry_run(options: argparse.Namespace, settings: Any, plan: Any) -> int:
     return OK if cost.fits else ILLEGAL_LAYOUT
 
 
-def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> int:
+def _train(options: argparse.Namespace, settings: Any, stop: Any) -> int:
     import jax
 
     from ...train import Progress, train
     from ...train.peers import Peers
+    from ...train.watch import Watch
 
+    plan = settings.run_plan(jax.device_count() if options.devices is None else options.devices)
+    watch = Watch(settings.train.step_timeout)
     chosen, is_first = settings.train, jax.process_index() == 0
     progress = Progress(chosen.steps, "train")
 
@@ -164,12 +171,15 @@ def _train(options: argparse.Namespace, settings: Any, plan: Any, stop: Any) -> 
             max_skips=chosen.max_skips,
             keep=_run_checkpoints(settings, report if is_first else lambda line: None) if stop is not None else None,
             stop=stop,
+            watch=watch,
             optimizer_changed=options.optimizer_changed,
         )
         stack.enter_context(contextlib.closing(records))
         peers = None
-        if devices.is_one_of_several():
-            peers = stack.enter_context(Peers(report, devices.host_of(options.coordinator)))
+        if not devices.is_one_of_several():
+            stack.enter_context(watch.alone(report))
+        else:
+            peers = stack.enter_context(Peers(report, watch, devices.host_of(options.coordinator)))
             peers.agree("their settings", _what_runs(settings, options))
         has_settings = not is_first
         for record in records:
@@ -201,6 +211,8 @@ def _compare(peers: Any, record: dict[str, Any]) -> None:
     peers.note(record)
     if record["event"] in ("start", "resume"):
         peers.agree(f"what they {record['event']}", record)
+    if record["event"] == "start":
+        peers.agree("the program of a step", peers.watch.collectives())
     if "digests" in record:
         way_out = "resume from an earlier step, and look at what each process reads, and at its host"
         peers.agree(f"what they store of step {record['step']}", record.pop("digests"), way_out)

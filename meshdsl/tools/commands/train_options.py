@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import count, cpu_devices, integer, positive, workload_options
+from .common import count, cpu_devices, factor, integer, positive, workload_options
 from .plans import knob_options
 
 
 def train_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run: its settings, checkpoints, output and processes."""
-    workload_options(parser, extra=", or a setting of the run, such as train.max_skips=3")
+    workload_options(
+        parser,
+        extra=", or a setting of the run, such as train.max_skips=3",
+        of_mesh="; 'rows:*;cols:4' has as many rows as there are devices for",
+    )
     option = parser.add_argument
     option("--config", type=Path, metavar="FILE", help="TOML file with settings; command-line options override it")
     exclusive = parser.add_mutually_exclusive_group()
@@ -46,6 +50,13 @@ def train_options(parser: argparse.ArgumentParser) -> None:
         choices=["stop", "skip"],
         help="for a loss or gradient that is not finite: stop with exit code 5 (default), or skip the step; "
         "train.max_skips skipped steps in a row (default 10) also stop the run",
+    )
+    option(
+        "--step-timeout",
+        type=factor,
+        metavar="TIMES",
+        help="end with exit code 69 if a step takes so many times the median step, and name the process that is late, "
+        "what it does and the collective in which others wait for it (default: no limit)",
     )
     saving = parser.add_argument_group("checkpoints")
     option = saving.add_argument

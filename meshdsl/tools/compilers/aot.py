@@ -148,7 +148,7 @@ def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
         return [list(v.sharding.axes(d)) for d in v.dims]
 
     def argument(v: Var) -> dict[str, Any]:
-        return {"shape": program.extents.global_shape(v.dims), "dtype": v.dtype.name, "spec": spec(v)}
+        return {"shape": program.stored_shape(v), "dtype": v.dtype.name, "spec": spec(v)}
 
     return {
         "axes": list(program.mesh.axes),
@@ -163,7 +163,7 @@ def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
 def _exported(program: Program) -> bytearray:
     mesh = program.mesh.abstract()
     shapes = [
-        jax.ShapeDtypeStruct(program.extents.global_shape(v.dims), v.dtype, sharding=sharding)
+        jax.ShapeDtypeStruct(program.stored_shape(v), v.dtype, sharding=sharding)
         for v, sharding in zip(program.ins, shardings(program.ins, mesh), strict=True)
     ]
     # no compatibility guarantee needed: the same JAX version reads it at once

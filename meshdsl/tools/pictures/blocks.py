@@ -165,7 +165,7 @@ class _Blocks:
             axes = self.var.sharding.axes(dim)
             if not axes:
                 continue
-            size = self.program.extents.padded(dim) // self.program.mesh.count(axes)
+            size = self.program.extents.local(dim, self.program.mesh.count(axes))
             start = index_along(self.program.mesh, coords, axes) * size
             end = min(start + size, dim.size)
             many = f"{start}…{end - 1}" if end - start > 1 else str(start)
@@ -229,7 +229,7 @@ class _Blocks:
             wide = label_width([sign]) * 1.2 + 8
             parts += [text(at, y, sign, cls=f"strong {cls}"), text(at + wide, y, words, cls="soft")]
             at += wide + label_width([words]) + 22
-        if any(self.program.extents.is_padded(dim) for dim in self.var.dims):
+        if any(self.program.is_padded(self.var, dim) for dim in self.var.dims):
             parts += [hatched(Rect(at, y - 10, 16, 12)), text(at + 23, y, "padding", cls="soft")]
             at += 23 + label_width(["padding"])
         stored = f"{show_bytes(self.program.local_bytes(self.var))} on each device"

@@ -123,10 +123,11 @@ class Frame:
         """The parts of a rectangle on a sheet that store padding, at least 4 pixels wide."""
         face = self.face(x, y, sheet)
         for dim, vertical in zip(self.shown, (True, False), strict=True):
-            if dim is None or not self.program.extents.is_padded(dim):
+            if dim is None or not self.program.is_padded(self.var, dim):
                 continue
             (low, length), (first, size) = face.extent(vertical), within.extent(vertical)
-            start = max(low + min(length * dim.size / self.program.extents.padded(dim), length - 4), first)
+            stored = self.program.stored_shape(self.var)[self.var.dims.index(dim)]
+            start = max(low + min(length * dim.size / stored, length - 4), first)
             if first + size - start > 0.01:
                 yield within.cut(vertical, start, first + size - start)
 

@@ -58,13 +58,10 @@ class WholeTensor:
     @property
     def notes(self) -> list[str]:
         """Notes about the parts that are not drawn, in lines of at most `NOTE` characters."""
-        frame, extents = self.frame, self.frame.program.extents
+        frame = self.frame
+        stored = zip(frame.var.dims, frame.program.stored_shape(frame.var), strict=True)
         lines = ["behind one another: " + ", ".join(map(str, frame.deep))] if frame.deep else []
-        lines += [
-            f"{dim.name} is stored as {extents.padded(dim)}, padding at its end"
-            for dim in frame.var.dims
-            if extents.is_padded(dim)
-        ]
+        lines += [f"{dim.name} is stored as {size}, padding at its end" for dim, size in stored if size != dim.size]
         lines += [
             f"{dim.name} has {frame.blocks(dim)} blocks, not all of them drawn"
             for dim in frame.var.dims

@@ -37,8 +37,8 @@ class Checkpoints:
     calls and share one file system. `report` receives a line about every skipped step; the default issues a warning.
     `seconds` is the time a process waits for the other processes' parts.
 
-    A URL (`gs://bucket/run`, `file:///tmp/run`) is written and read by Orbax (the extra `orbax`), which
-    commits a step last; there is no lock, and dims are restored in the order in which they were saved.
+    A URL (`gs://bucket/run`, `file:///tmp/run`) is written and read by Orbax (the extra `orbax`), which commits a step
+    last; a file with the time of its writer's heartbeat replaces the lock, and dims are restored in the order stored.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Checkpoints:
         check_options(directory, keep, chunk_bytes, report, seconds)
         self.keep, self.report = keep, report or warn
         if is_url(directory):
-            self.store: Store = OrbaxStore(str(directory), keep, take_over)
+            self.store: Store = OrbaxStore(str(directory), keep, take_over, self.report)
         else:
             self.store = DirectoryStore(Path(directory), keep, chunk_bytes, take_over, self.report, seconds)
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from ...dims import Shape, show
 from ...errors import CheckpointError, LayoutError, ShapeError, nearest
 from ...ir import Type
-from ...layouts import Layout, Mesh, Sharding
+from ...layouts import PARAMS, Layout, Mesh, Sharding
 from ...lowering import Program
 from ...lowering.emit import partition_spec
 from ...lowering.partition.partition import extents_of
@@ -67,7 +67,7 @@ def _of_program(types: Mapping[str, Type], program: Program) -> dict[str, Destin
     return {
         path: Destination(
             spec,
-            program.extents.global_shape(inputs[path].dims),
+            program.stored_shape(inputs[path]),
             NamedSharding(mesh, partition_spec(inputs[path].dims, inputs[path].sharding)),
         )
         for path, spec in types.items()
@@ -87,12 +87,17 @@ def _of_layout(types: Mapping[str, Type], mesh: Mesh, layout: Layout) -> dict[st
         for axes in rules.values():
             for axis in axes:
                 mesh.check_axis(axis)
+    if PARAMS in layout.rules and not any(d.name == PARAMS for spec in types.values() for d in spec.dims):
+        raise LayoutError(
+            f"the layout '{layout}' shards each parameter along the dims that its step chooses\n"
+            "  pass program= of the step that takes these tensors, instead of layout="
+        )
     layout, bound = layout.on(mesh), mesh.bind()
     extents = extents_of(mesh, layout, ())  # dims are padded as in programs of this layout
     return {
         path: Destination(
             spec,
-            extents.global_shape(spec.dims),
+            extents.global_shape(spec.dims, _sharding(path, spec.dims, layout), mesh),
             NamedSharding(bound, partition_spec(spec.dims, _sharding(path, spec.dims, layout))),
         )
         for path, spec in types.items()

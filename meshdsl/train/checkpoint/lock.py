@@ -49,7 +49,7 @@ class Held:
         """Raises `SaveError` if another writer has replaced the lock."""
         if _same_file(self._fd, self._root):
             return
-        other = _holder(_read_path(self._root))
+        other = holder(_read_path(self._root))
         raise SaveError(f"{self.directory} was taken over by {other}; this run no longer saves there")
 
     def release(self) -> None:
@@ -98,7 +98,7 @@ def acquire(
         _unlink(draft, root)  # of an earlier attempt that failed
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=root)
         _flock(fd)  # before the name `lock` exists, so that it is never seen without its kernel lock
-        os.write(fd, json.dumps({**_own_record(), "owner": owner}).encode("ascii"))
+        os.write(fd, json.dumps({**own_record(), "owner": owner}).encode("ascii"))
         for _ in range(100):
             try:
                 os.link(draft, LOCK, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
@@ -160,7 +160,7 @@ def _await_silence(
     beat, silent = os.fstat(fd).st_mtime, _silence(root, draft, fd)
     if silent < SILENT_SECONDS and take_over:
         if report is not None:
-            report(f"waiting {SILENT_SECONDS - silent:.0f} s for a heartbeat of {_holder(record)}")
+            report(f"waiting {SILENT_SECONDS - max(silent, 0.0):.0f} s for a heartbeat of {holder(record)}")
         deadline = time.monotonic() + SILENT_SECONDS - max(silent, 0.0)
         while time.monotonic() < deadline:
             time.sleep(min(1.0, SILENT_SECONDS / 20))
@@ -172,7 +172,7 @@ def _await_silence(
 
 def _refuse(directory: Path, record: dict[str, Any], evidence: str) -> NoReturn:
     raise SaveError(
-        f"{directory} is being written by {_holder(record)}; {evidence}; two writers would overwrite each other's "
+        f"{directory} is being written by {holder(record)}; {evidence}; two writers would overwrite each other's "
         f"steps\n  use another directory for this run, or, if that process has certainly ended, --take-over "
         f"(take_over=True) or remove {directory / LOCK}"
     )
@@ -236,13 +236,15 @@ def _read(fd: int) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _holder(record: dict[str, Any]) -> str:
+def holder(record: dict[str, Any]) -> str:
+    """The writer that a lock file names."""
     if not {"pid", "host"} <= record.keys():
         return "a writer that its lock file does not name"
     return f"process {short(record['pid'])} on {short(record['host'])}"
 
 
-def _own_record() -> dict[str, Any]:
+def own_record() -> dict[str, Any]:
+    """What identifies this process in a lock file."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()}
 
 

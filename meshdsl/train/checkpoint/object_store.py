@@ -2,7 +2,7 @@
 
 A step is an Orbax checkpoint `step-00000012` of two items: `state`, the tensors as the devices store them, and `meta`,
 their dims with configuration, data position and random key. Each process reads and writes its own shards. An object
-store has no lock, so a run must be the only writer of its URL.
+store has no lock: the file `owner` names the run that writes, and `newest` its last step, so that its loss is noticed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -26,23 +26,25 @@ from ...ir import Type
 from ...trace import Tensor
 from . import processes
 from .device_put import Destination, targets
+from .digest import sums
 from .manifest import Header, Manifest, StoredTensor
+from .owner import Owner
 from .read import STEP, step_name
 from .trees import flat
 
+NEWEST = "newest"
 OWN_FORMAT = "use meshdsl's own format, a directory"
 
 
 class OrbaxStore:
     """The steps at a URL, with the methods of `DirectoryStore`."""
 
-    def __init__(self, url: str, keep: int | None, take_over: bool):
-        if take_over:
-            raise ShapeError(f"take_over=True: {url} is a URL, which has no lock to take over")
+    def __init__(self, url: str, keep: int | None, take_over: bool, report: Callable[[str], object]):
         self.orbax = optional("orbax.checkpoint", "orbax", OWN_FORMAT)
         self.directory = optional("etils.epath", "orbax", OWN_FORMAT).Path(re.sub(r"^file://(?=/)", "", url))
         self.keep = keep
         self._writing: Future[None] | None = None
+        self._owner = Owner(self.directory, take_over, report)
 
     @cached_property
     def _writer(self) -> Any:
@@ -62,6 +64,7 @@ class OrbaxStore:
                 self.__dict__.pop("_waiter").shutdown()
             if "_writer" in vars(self):
                 self.__dict__.pop("_writer").close()
+            self._owner.release()
 
     def wait(self) -> None:
         writing, self._writing = self._writing, None
@@ -83,12 +86,28 @@ class OrbaxStore:
             return sorted(int(p.name.removeprefix("step-")) for p in paths if is_committed(p))
 
     def problems(self) -> list[str]:
-        return []  # an uncommitted step is not listed
+        """A line for the newest step, if it is lost. A step that is not committed is not listed."""
+        newest = self.directory / NEWEST
+        with contextlib.suppress(Exception):  # it is only a hint
+            step = json.loads(newest.read_text())["step"] if newest.exists() else None
+            if step is not None and step > max(self.steps(), default=-1):
+                return [f"{step_name(step)} was saved in {self.directory} and is missing now"]
+        return []
+
+    def _note_newest(self, step: int | None) -> None:
+        if processes.index() == 0:
+            (self.directory / NEWEST).write_text(json.dumps({"step": step}))
+
+    def _finish(self, step: int) -> None:
+        """Wait until a step is committed, on the thread `_waiter`."""
+        self._writer.wait_until_finished()
+        self._note_newest(step)
 
     def claim(self) -> None:
         def create() -> None:
             with library_errors(SaveError, f"{self.directory} cannot be written"):
                 self.directory.mkdir(parents=True, exist_ok=True)
+                self._owner.claim()
                 for path in self.directory.glob("step-*"):
                     if not self.orbax.utils.is_checkpoint_finalized(path):  # of a killed run
                         path.rmtree()
@@ -109,14 +128,18 @@ class OrbaxStore:
         types = {p: [[[d.name, d.size] for d in x.dims], x.dtype.name] for p, x in tensors.items()}
         arrays, args = nested({path: x.stored for path, x in tensors.items()}), self.orbax.args
         with library_errors(SaveError, f"{step_name(step)} was not saved in {self.directory}"):
-            meta = {"step": step, "tensors": types, **fields}
+            meta = {"step": step, "tensors": types, "sums": sums(tensors), **fields}
             saved = args.JsonSave({**meta, "sha256": _sha256(meta)})
             both = args.Composite(state=args.PyTreeSave(arrays), meta=saved)
             self._writer.save(self.directory / step_name(step), args=both)
-            self._writing = self._waiter.submit(self._writer.wait_until_finished)
+            self._writing = self._waiter.submit(self._finish, step)
 
     def discard(self, after: int) -> None:
-        self._remove([step for step in reversed(self.steps()) if step > after])
+        self.claim()
+        steps = self.steps()
+        with library_errors(SaveError, f"{NEWEST} in {self.directory} was not written"):
+            self._note_newest(max((step for step in steps if step <= after), default=None))
+        self._remove([step for step in reversed(steps) if step > after])
 
     @contextlib.contextmanager
     def open(self, step: int) -> Iterator[OrbaxReader]:
@@ -135,7 +158,7 @@ class OrbaxStore:
                 for p, (dims, dtype) in meta["tensors"].items()
             }
             header = Header(meta["step"], "", (), meta["config"], meta["data"], meta["key"])
-            yield OrbaxReader(self, path, Manifest(header, stored))
+            yield OrbaxReader(self, path, Manifest(header, stored), meta["sums"])
 
     def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
         types = {path: reader.manifest.tensors[path].type for path in places}
@@ -145,15 +168,28 @@ class OrbaxStore:
             raise ShapeError(
                 f"{moved[0]}: dims are {types[moved[0]]} in {reader.path}; a URL restores dims in the order stored"
             )
-        arrays = reader.arrays(places) if places else {}
-        return [Tensor(place.type.dims, place.type.dtype, array=arrays[p]) for p, place in places.items()]
+        found: dict[str, Tensor] = {}
+        problem = None
+        try:
+            with library_errors(CheckpointError, f"{reader.path.name} cannot be read"):
+                arrays = reader.arrays(places) if places else {}
+                found = {p: Tensor(place.type.dims, place.type.dtype, array=arrays[p]) for p, place in places.items()}
+        except CheckpointError as error:
+            problem = error
+        if not processes.all_processes(problem is None):
+            raise problem or CheckpointError(f"{reader.path.name}: another process cannot read its part; see its error")
+        if corrupt := [path for path, value in sums(found).items() if value != reader.sums[path]]:
+            raise CheckpointError(
+                f"{reader.path.name} is corrupt: {', '.join(corrupt[:5])}: the sum of its bits differs"
+            )
+        return list(found.values())
 
 
 class OrbaxReader:
-    """An open step, like `read.StepReader`; Orbax's own checksums find corruption."""
+    """An open step, like `read.StepReader`, and the sums of the bits of its tensors; Orbax has none of their data."""
 
-    def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest):
-        self.store, self.path, self.manifest, self.bytes_read = store, path, manifest, 0
+    def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest, sums: Mapping[str, int]):
+        self.store, self.path, self.manifest, self.sums, self.bytes_read = store, path, manifest, sums, 0
 
     def arrays(self, places: Mapping[str, Destination]) -> dict[str, jax.Array]:
         """The arrays on their devices: cut, or filled with zeros, to the padding of the new layout."""
@@ -178,7 +214,7 @@ class OrbaxReader:
 
 
 def _sha256(meta: Mapping[str, Any]) -> str:
-    """The hash of what a step says about itself; Orbax has checksums of tensors alone."""
+    """The hash of what a step says about itself."""
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 

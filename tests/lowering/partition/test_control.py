@@ -63,7 +63,7 @@ def exchanged(x: md.Tensor) -> Any:
     return md.scan(lambda c, _: ((c[1], c[0]), None), first, None, over=md.Dim("t", 9))[0]
 
 
-@pytest.mark.parametrize(("loop", "sent"), [(passed_on, 72), (exchanged, 9 * 2 * 96 + 2 * 384)])
+@pytest.mark.parametrize(("loop", "sent"), [(passed_on, 72), (exchanged, 9 * 2 * 96 + 2 * 336)])
 def test_carries_reach_a_fixed_point_however_many_attempts_it_takes(loop: Any, sent: int) -> None:
     x = md.tensor(np.arange(48.0).reshape(8, 6), "batch h")
     program = md.compile(loop, "r:4", "batch:r" if loop is passed_on else "").program(x)

@@ -35,7 +35,18 @@ from meshdsl.lowering.collectives import (
     Step,
 )
 from meshdsl.lowering.partition.planner import Reshard, Seconds
-from tests.lowering.definitions import COMBINE, Case, blocks_of, case, holds, length, parts_of, states, value_of
+from tests.lowering.definitions import (
+    COMBINE,
+    Case,
+    blocks_of,
+    case,
+    holds,
+    parts_of,
+    run,
+    sent_elements,
+    states,
+    value_of,
+)
 
 Axes = tuple[str, ...]
 
@@ -101,7 +112,7 @@ def timed(c: Case, source: Sharding, steps: Sequence[Step], seconds: Seconds) ->
     """The picoseconds of these collectives, one after the other."""
     total = 0
     for step in steps:
-        local = c.itemsize * math.prod(length(c, source, k) or 0 for k in range(len(c.shape)))
+        local = c.itemsize * sent_elements(c, step, source)
         n = math.prod(c.mesh.axes[a] for a in step.axes)
         size = local * (n if step.name in ("all_gather", "all_to_all") else 1)
         total += round(1e12 * seconds(step.name, step.axes, size)) if step.name != "slice" else 0
@@ -126,7 +137,7 @@ def reference(index: int, by_time: bool = False) -> tuple[list[Sharding], dict[f
             except InternalError:
                 continue
             if j is not None:
-                local = c.itemsize * math.prod(length(c, s, k) or 0 for k in range(len(c.shape)))
+                local = c.itemsize * sent_elements(c, step, s)
                 n = math.prod(c.mesh.axes[a] for a in step.axes)
                 price = priced(ring_bytes(step.name, n, local), step.name != "slice", 1)
                 price = timed(c, s, [step], seconds) if by_time else price
@@ -161,8 +172,8 @@ def test_every_pair(index: int):
             steps = Reshard(source, target, c.shape, c.mesh, c.extents, c.itemsize).steps
             blocks, here, sent = laid_out[source], source, 0
             for step in steps:
-                sent += step.bytes_sent(blocks[0].size * c.itemsize, c.mesh)
-                blocks = step.simulate(blocks, c.shape, here, c.mesh)
+                sent += step.bytes_sent(sent_elements(c, step, here) * c.itemsize, c.mesh)
+                blocks = run(c, step, here, blocks)
                 here = step.step(here, c.mesh)
             said = f"{source} to {target}: {'; '.join(map(str, steps))}"
             assert here == target, said
@@ -187,7 +198,7 @@ def test_every_pair_by_time(index: int):
         flat, steps = Reshard(*arguments).steps, Reshard(*arguments, seconds).steps
         blocks, here = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind)), source
         for step in steps:
-            blocks = step.simulate(blocks, c.shape, here, c.mesh)
+            blocks = run(c, step, here, blocks)
             here = step.step(here, c.mesh)
         said = f"{source} to {target}: {'; '.join(map(str, steps))}"
         assert here == target, said
@@ -288,7 +299,7 @@ def test_many_axes():
         blocks = blocks_of(c, source, parts_of(value, c.mesh.count(source.partial), c.kind))
         here, wanted = source, np.stack(blocks_of(c, target.whole(), [value]))
         for step in steps:
-            blocks = step.simulate(blocks, c.shape, here, c.mesh)
+            blocks = run(c, step, here, blocks)
             here = step.step(here, c.mesh)
         assert here == target and holds(c, target, blocks, wanted), f"{source} to {target}"
         assert Reshard(source, target, *arguments).cost <= Reshard(source, whole, *arguments).cost, (

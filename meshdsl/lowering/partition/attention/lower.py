@@ -147,7 +147,7 @@ def _other_dim(call: AttentionCall) -> tuple[str, Mapping[str, Axes]] | None:
     setting, how, axes = call.scope.setting, call.how, call.keys
     for d in reversed(how.batch(call.roles["k"].dims)):
         own = call.assigned.get(d.name, ())
-        if setting.extents.padded(d) and setting.extents.padded(d) % (setting.mesh.count(own) * call.count) == 0:
+        if d.size and setting.extents.divides(d, setting.mesh.count(own), call.count):
             return d.name, {**call.assigned, how.length: (), d.name: (*own, *axes)}
     return None
 

@@ -43,7 +43,7 @@ def hops(call: AttentionCall) -> int:
     if not call.how.causal or window is None or "offset" in call.roles:
         return n - 1
     setting, how = call.scope.setting, call.how
-    keys, queries = (setting.extents.padded(call.dim(r, name)) // n for r, name in (("k", how.keys), ("q", how.length)))
+    keys, queries = (setting.extents.local(call.dim(r, name), n) for r, name in (("k", how.keys), ("q", how.length)))
     if keys != queries:
         return n - 1
     return min(n - 1, -(-(window - 1) // max(1, keys)))
@@ -54,9 +54,9 @@ def is_zigzag(call: AttentionCall) -> bool:
     scores whose rows would have to move too."""
     setting, how, n = call.scope.setting, call.how, call.count
     length, keys = call.dim("q", how.length), call.dim("k", how.keys)
-    size = setting.extents.padded(length) // n
+    size = setting.extents.local(length, n)
     rows = [r for r in ("bias", "mask") if r in call.roles and length in call.roles[r].dims]
-    even = length.size == keys.size and size == setting.extents.padded(keys) // n and size % 2 == 0
+    even = length.size == keys.size and size == setting.extents.local(keys, n) and size % 2 == 0
     plain = call.how.causal and call.how.window is None and "offset" not in call.roles
     return plain and even and size > 0 and n > 1 and not rows
 
@@ -215,7 +215,8 @@ def _routes(n: int, half: int) -> tuple[tuple[int, int], ...]:
 
 def _moved(scope: Scope, eqn: Eqn, x: Var, dim: Dim, axes: Axes, routes: list[tuple[tuple[int, int], ...]]) -> Var:
     mesh, extents = scope.setting.mesh, scope.setting.extents
-    n, stored = mesh.count(axes), extents.padded(dim)
+    n = mesh.count(axes)
+    stored = n * extents.local(dim, n)
     size = stored // n // 2
     half = scope.fresh_dim(f"{dim.name}__half", stored // 2)
     cause = Cause(Because.BALANCE, eqn.operation.name, (dim.name,))

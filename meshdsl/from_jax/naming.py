@@ -1,0 +1,161 @@
+"""The names of dims: those of the user, by the path of an input or with `md.named`, and made-up ones for the rest."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .axes import Axis, Family, link, unite
+from .steps import Block, Step, Value
+
+
+@dataclass
+class Names:
+    """What is known of the dims of an imported function.
+
+    `dims`: for each name the sizes, in the order of first use. `made_up`: name, size and place of dims that nobody
+    named. `notes`: what a user should know, a sentence each.
+    """
+
+    dims: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    made_up: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+    notes: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+
+
+def given(block: Block, patterns: Mapping[str, str], names: Names) -> None:
+    """Write the names of the user on the axes of inputs and of marked values, before anything is united."""
+    first: dict[str, Axis] = {}
+    used: dict[str, list[str]] = {pattern: [] for pattern in patterns}
+    for value in block.ins:
+        matching = [pattern for pattern in patterns if _matches(pattern, value.label)]
+        for pattern in matching:
+            used[pattern].append(value.label)
+        if matching:
+            _write(value, patterns[matching[0]].split(), first, f"the input {value.label}", names)
+    for pattern, labels in used.items():
+        if not labels:
+            known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
+            names.problems.append(f"names= has {pattern!r}, and no input has such a path\n  there are:\n    {known}")
+    for step in block.walk():
+        if step.name == "md_named":
+            _write(step.ins[0], step.params["words"], first, f"the array at {step.where}", names)
+
+
+def _matches(pattern: str, label: str) -> bool:
+    return fnmatch.fnmatchcase(label, pattern) or fnmatch.fnmatchcase("/" + label, pattern)
+
+
+def _write(value: Value, words: Sequence[str], first: dict[str, Axis], what: str, names: Names) -> None:
+    if len(words) != len(value.shape):
+        names.problems.append(
+            f"{what} has the shape {value.shape}, and {len(words)} names: {' '.join(words)}\n"
+            "  give one word for each axis; '.' leaves an axis without a name"
+        )
+        return
+    for i, (axis, word) in enumerate(zip(value.axes, words, strict=True)):
+        if word == ".":
+            continue
+        if not all(re.fullmatch(r"[A-Za-z_]\w*", part) for part in word.split("*")):
+            names.problems.append(f"{what} has the name {word!r}; a name has letters, digits and '_', or is '.' or a*b")
+        elif axis.size == 1:
+            names.notes.append(f"{what}, axis {i}, has one element and no dim; the name {word} is not used there")
+        elif "*" in word:
+            axis.words = tuple(word.split("*"))
+        elif not axis.named.by_user or axis.named.name != word:
+            family = axis.named
+            if family.by_user:
+                names.problems.append(f"{what}, axis {i}, is named {word}, and also {family.name}")
+                continue
+            family.name, family.by_user = word, True
+            other = first.setdefault(word, axis)
+            if other is not axis and not (unite if other.size == axis.size else link)(other, axis):
+                names.problems.append(f"{what} would have the dim {word!r} twice; give one of the axes another name")
+
+
+def settle(block: Block, names: Names) -> None:
+    """Name the parts of merged axes, and the dims that nobody named; collect all dims."""
+    values = list(dict.fromkeys(block.values()))
+    taken = {atom.named.name for v in values for axis in v.axes for atom in axis.atoms() if atom.named.by_user}
+    for value in values:
+        for i, axis in enumerate(value.axes):
+            _parts(axis, f"{_place(value)}, axis {i}", names, taken)
+    for step in block.walk():
+        names.notes += [note for note in _kept_whole(step) if note not in names.notes]
+    alike: dict[tuple[str, int], Axis] = {}
+    for value in values:
+        for i, axis in enumerate(value.axes):
+            for k, atom in enumerate(axis.atoms()):
+                base = _base(value, i, k if len(axis.atoms()) > 1 else None, atom)
+                if not atom.named.name and not link(alike.setdefault((base, atom.size), atom), atom):
+                    alike[base, atom.size] = atom
+                if not atom.named.name:
+                    atom.named.name = _free(base, taken)
+                    names.made_up.append((atom.named.name, atom.size, f"{_place(value)}, axis {i}"))
+                sizes = names.dims.setdefault(atom.named.name, [])
+                if atom.size not in sizes:
+                    sizes.append(atom.size)
+
+
+def _parts(axis: Axis, what: str, names: Names, taken: set[str]) -> None:
+    """Give the words `a*b` of the user to the parts of an axis."""
+    words, atoms = axis.root.words, axis.atoms()
+    if not words:
+        return
+    axis.root.words = ()
+    families: list[Family] = [atom.named for atom in atoms]
+    if len(words) != len(atoms):
+        parts = "*".join(str(atom.size) for atom in atoms)
+        split = f"the code splits it into {parts}" if len(atoms) > 1 else "nothing in the code splits it"
+        names.problems.append(f"{what} is named {'*'.join(words)}, and {split}; give one name for each part")
+        return
+    for word, family in zip(words, families, strict=True):
+        if family.by_user and family.name != word:
+            names.problems.append(f"{what} is named {'*'.join(words)}, and its part {word} is {family.name} elsewhere")
+        family.name, family.by_user = word, True
+        taken.add(word)
+
+
+def _kept_whole(step: Step) -> list[str]:
+    """Notes on reshapes that would split an axis to which the user gave one name."""
+    return [
+        f"{atom.named.name} is one dim, and {step.where} reshapes it; name its parts, as in a*b, to shard them"
+        for left, right in step.groups
+        if len(left) + len(right) > 2 and [a for x in left for a in x.atoms()] != [a for x in right for a in x.atoms()]
+        for atom in dict.fromkeys(a for x in (*left, *right) for a in x.atoms())
+        if atom.named.by_user
+    ]
+
+
+def _base(value: Value, axis: int, part: int | None, atom: Axis) -> str:
+    """A name made of the first place where a dim occurs: `wte_1` for axis 1 of the inputs params/wte.
+
+    Dims with equal names of this kind, as those of equal layers, are one dim wherever they can be.
+    """
+    beside = atom.root.beside
+    if beside is not None and len(beside.atoms()) == 1 and beside.named.name:
+        return f"{beside.named.name}_2"
+    words = [word for word in value.label.split("/") if word and not word.isdigit()]
+    base = f"{words[-1] if words else _kind(value)}_{axis}" + ("" if part is None else f"_{part}")
+    return re.sub(r"\W", "_", base).lstrip("0123456789_")
+
+
+def _kind(value: Value) -> str:
+    return value.maker.name if value.maker is not None else "constant"
+
+
+def _place(value: Value) -> str:
+    if value.label:
+        return value.label
+    return f"{value.where or 'no line'} {_kind(value)}"
+
+
+def _free(base: str, taken: set[str]) -> str:
+    name, k = base, 1
+    while name in taken:
+        k += 1
+        name = f"{base}_{k}"
+    taken.add(name)
+    return name

@@ -1,0 +1,137 @@
+"""Loops, branches, rematerialisation, and functions with a derivative of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import meshdsl as md
+
+from ..axes import dims
+from ..steps import Block, Step, Value
+from ..tensors import axiswise, fit, fresh, full, wholes
+from .registry import RefusedError, operation
+
+if TYPE_CHECKING:
+    from ..replay import Replay
+
+
+def _as(values: Sequence[Value], tensors: Sequence[Any], wanted: Sequence[Value], drop: int = 0) -> list[md.Tensor]:
+    """The tensors of some values with the dims of others, one after the other."""
+    return [
+        _order(fit(t, *axiswise(v, w, drop=drop)), w, drop) for v, t, w in zip(values, tensors, wanted, strict=True)
+    ]
+
+
+def _order(t: md.Tensor, w: Value, drop: int) -> md.Tensor:
+    if drop:
+        return t
+    return full(t, [*dims(w.axes), t.dims[-1]] if w.is_key else dims(w.axes))
+
+
+@operation("scan")
+def scan(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    p, (body,), ts = step.params, step.bodies, wholes(step, xs)
+    n, m = p["num_consts"], p["num_consts"] + p["num_carry"]
+    rows = [*step.ins[m:], *step.outs[p["num_carry"] :]]
+    over = dims([rows[0].axes[0]])[0] if rows and p["length"] > 1 else fresh(p["length"], "trip")
+    fixed = _as(step.ins[:n], ts[:n], body.ins[:n])
+    start = _as(step.ins[n:m], ts[n:m], body.ins[n:m])
+    slices = _as(step.ins[m:], ts[m:], body.ins[m:], drop=1)
+    if p["length"] == 1:
+        slices = [md.broadcast(x, [over, *x.dims]) for x in slices]
+
+    def f(carry: Any, row: Any) -> Any:
+        outs = replay.run(body, [*fixed, *carry, *row])
+        return _as(body.outs[: m - n], outs[: m - n], body.ins[n:m]), outs[m - n :]
+
+    last, ys = md.scan(f, start, slices, over=over, reverse=p["reverse"])
+    ys = [md.squeeze(y, over.name) for y in ys] if p["length"] == 1 else ys
+    last = _as(body.ins[n:m], last, step.outs[: m - n])
+    return [
+        *last,
+        *(
+            fit(y, *axiswise(v, w, drop_w=1))
+            for v, y, w in zip(body.outs[m - n :], ys, step.outs[m - n :], strict=True)
+        ),
+    ]
+
+
+@operation("while")
+def while_loop(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    (test, body), p, ts = step.bodies, step.params, wholes(step, xs)
+    n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    carry = body.ins[m - n :]
+    of_test, of_body = _as(step.ins[:n], ts[:n], test.ins[:n]), _as(step.ins[n:m], ts[n:m], body.ins[: m - n])
+    last = md.while_loop(
+        lambda c: replay.run(test, [*of_test, *_as(carry, c, test.ins[n:])])[0],
+        lambda c: _as(body.outs, replay.run(body, [*of_body, *c]), carry),
+        _as(step.ins[m:], ts[m:], carry),
+    )
+    return _as(carry, last, step.outs)
+
+
+@operation("cond")
+def cond(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    index, *ts = wholes(step, xs)
+
+    def branch(body: Block) -> Any:
+        def run(*own: md.Tensor) -> list[md.Tensor]:
+            return _as(body.outs, replay.run(body, _as(step.ins[1:], own, body.ins)), step.outs)
+
+        return run
+
+    return md.switch(md.cast(index, "int32"), [branch(body) for body in step.bodies], *ts)
+
+
+def _body(replay: Replay, step: Step, body: Block) -> Any:
+    """The function of a body, on the operands of a step."""
+
+    def run(*ts: md.Tensor) -> list[md.Tensor]:
+        return replay.run(body, _as(step.ins, ts, body.ins))
+
+    return run
+
+
+@operation("remat", "remat2", "checkpoint")
+def remat(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    (body,), ts = step.bodies, wholes(step, xs)
+    outs = md.checkpoint(_body(replay, step, body), policy=_policy(replay, step))(*ts)
+    return _as(body.outs, outs, step.outs)
+
+
+def _policy(replay: Replay, step: Step) -> str:
+    """The policy of `jax.checkpoint` by its name; what has no equal here saves nothing, and says so."""
+    policy = step.params.get("policy")
+    name = getattr(policy, "__name__", "") if policy is not None else ""
+    known = {"": "nothing", "nothing_saveable": "nothing", "dots_saveable": "dots", "checkpoint_dots": "dots",
+             "dots_with_no_batch_dims_saveable": "dots"}  # fmt: skip
+    if name not in known:
+        replay.note(step, f"the policy {name or policy} of jax.checkpoint has no equal here: nothing is saved")
+    return known.get(name, "nothing")
+
+
+@operation("custom_vjp_call", "custom_jvp_call")
+def with_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    value, forward, backward = step.bodies
+    n, saved, ts = len(step.outs), len(backward.ins) - len(step.outs), wholes(step, xs)
+
+    def fwd(*ts: md.Tensor) -> Any:
+        outs = _body(replay, step, forward)(*ts)
+        return _as(forward.outs[:n], outs[:n], value.outs), _as(forward.outs[n:], outs[n:], backward.ins[:saved])
+
+    def bwd(residuals: Any, cts: Any) -> Any:
+        outs = replay.run(backward, [*residuals, *_as(value.outs, cts, backward.ins[saved:])])
+        moving = [v for v in step.ins if v.is_floating]
+        given = iter(_as(backward.outs, outs, moving))
+        return tuple(next(given) if v.is_floating else None for v in step.ins)
+
+    outs = md.custom_vjp(_body(replay, step, value), fwd, bwd)(*ts)
+    return _as(value.outs, outs, step.outs)
+
+
+@operation("custom_lin")
+def half_of_a_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    raise RefusedError(
+        "it is half of a jax.custom_vjp, which only JAX can transpose\n  import the function, not its linearisation"
+    )

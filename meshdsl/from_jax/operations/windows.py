@@ -1,0 +1,100 @@
+"""Convolutions, and reductions over windows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import meshdsl as md
+
+from ..axes import dims
+from ..steps import Step
+from ..tensors import Move, fit, fresh, single, whole, wholes
+from .fallback import through_local
+from .registry import operation
+
+if TYPE_CHECKING:
+    from ..replay import Replay
+
+
+@operation("conv_general_dilated")
+def convolution(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    p, (v, w), (out,) = step.params, step.ins, step.outs
+    if p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
+        return through_local(replay, step, xs)
+    d, (x, k) = p["dimension_numbers"], wholes(step, xs)
+    (n, c, *space), (o, i, *window), (on, oc, *out_space) = d.lhs_spec, d.rhs_spec, d.out_spec
+    taken = {*dims(out.axes), *dims([v.axes[n], w.axes[o], *(v.axes[s] for s in space)])}
+    shared = [a for a in (v.axes[c], w.axes[i]) if len(a.atoms()) == 1 and taken.isdisjoint(dims([a]))]
+    channel = dims(shared[:1])[0] if shared else fresh(v.shape[c], "channel")
+    x, k = fit(x, ([v.axes[n]], [out.axes[on]])), fit(k, ([w.axes[o]], [out.axes[oc]]))
+    x, k = (
+        fit(y, ([axis], [channel])) if size > 1 else md.broadcast(y, [*y.dims, channel])
+        for y, axis, size in ((x, v.axes[c], v.shape[c]), (k, w.axes[i], v.shape[c]))
+    )
+    names, made = dict[str, str](), list[tuple[str, int]]()
+    for s, m, t in zip(space, window, out_space, strict=True):
+        x, a = single(x, v.axes[s])
+        k, b = single(k, w.axes[m])
+        own = fresh(b.size, "window")
+        k, b = md.rename(k, **{b.name: own}), own
+        names[a.name] = b.name
+        made.append((a.name, t))
+    per = lambda values: {name: int(n) for (name, _), n in zip(made, values, strict=True)}  # noqa: E731
+    padding = {name: tuple(map(int, each)) for (name, _), each in zip(made, p["padding"], strict=True)}
+    kept = [*dims([out.axes[on], out.axes[oc]]), *(name for name, _ in made)]
+    y = md.conv(x, k, window=names, out=kept, stride=per(p["window_strides"]), padding=padding, dtype=out.dtype,
+                dilation=per(p["rhs_dilation"]), base_dilation=per(p["lhs_dilation"]))  # fmt: skip
+    for name, t in made:
+        if out.shape[t] == 1:
+            y = md.squeeze(y, name)
+    return fit(y, *(([md.Dim(name, out.shape[t])], [out.axes[t]]) for name, t in made if out.shape[t] != 1))
+
+
+def _pooled(step: Step, x: md.Tensor) -> tuple[md.Tensor, list[dict[str, Any]], list[Move]]:
+    """The operand with one dim for each windowed axis; windows, strides and paddings; the moves to the result."""
+    p, v, out = step.params, step.ins[-1], step.outs[0]
+    options: list[dict[str, Any]] = [{}, {}, {}]
+    moves: list[Move] = []
+    for i, (n, stride, padding) in enumerate(
+        zip(p["window_dimensions"], p["window_strides"], p["padding"], strict=True)
+    ):
+        if (n, stride, tuple(padding)) == (1, 1, (0, 0)):
+            moves.append(([v.axes[i]], [out.axes[i]]))
+            continue
+        x, d = single(x, v.axes[i])
+        for option, value in zip(options, (n, stride, tuple(padding)), strict=True):
+            option[d.name] = value
+        moves.append(([md.Dim(d.name, out.shape[i])], [out.axes[i]]))
+    return x, options, moves
+
+
+def _after(y: md.Tensor, moves: list[Move]) -> md.Tensor:
+    gone = [d.name for have, want in moves for d in dims(have) if d.size == 1 and not dims(want)]
+    return fit(md.squeeze(y, gone) if gone else y, *(m for m in moves if dims(m[1])))
+
+
+@operation("reduce_window_max", "reduce_window_sum", "reduce_window_min")
+def pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    p, v = step.params, step.ins[0]
+    if {*p["base_dilation"], *p["window_dilation"]} != {1} or not np.issubdtype(v.dtype, np.floating):
+        return through_local(replay, step, xs)
+    x, (window, stride, padding), moves = _pooled(step, whole(v, xs[0]))
+    if not window:
+        return fit(x, *moves)
+    if step.name == "reduce_window_max":
+        return _after(md.max_pool(x, window, stride, padding), moves)
+    if step.name == "reduce_window_min":
+        return _after(-md.max_pool(-x, window, stride, padding), moves)
+    for name, (low, high) in padding.items():
+        x = md.pad(x, name, low, high) if low or high else x
+    y = md.avg_pool(x, window, stride)
+    return _after(y * np.asarray(math.prod(window.values()), v.dtype)[()], moves)
+
+
+@operation("select_and_scatter_add")
+def gradient_of_max_pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
+    """JAX gives the gradient of a window to its first maximum, which no operation here does."""
+    return through_local(replay, step, xs)

@@ -1,0 +1,196 @@
+"""A jaxpr as blocks of steps on values, with calls opened: each call has values of its own, and so names of its own."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's jaxprs are only partly typed)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from meshdsl import jax_functions
+
+from .axes import Axis
+
+LOOPS = {"scan", "while", "cond", "remat", "remat2", "checkpoint"}  # steps with bodies of their own
+OWN_RULES = {"custom_vjp_call", "custom_jvp_call"}
+KNOWN_RULES = {"relu": "relu"}  # functions of jax.nn with a rule of their own, as operations with the same rule
+
+
+@dataclass(eq=False)
+class Value:
+    """A value of a jaxpr, with one class of axes for each axis. `label`: the path of an input, such as `params/w`."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    const: Any = None
+    where: Any = None
+    label: str = ""
+    maker: Step | None = None
+    axes: list[Axis] = field(default_factory=list[Axis])
+
+    def __post_init__(self) -> None:
+        self.axes = [Axis(n, {self}) for n in self.shape]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_floating(self) -> bool:
+        return jax.numpy.issubdtype(self.dtype, jax.numpy.inexact)
+
+    @property
+    def is_key(self) -> bool:
+        return jax.numpy.issubdtype(self.dtype, jax.dtypes.prng_key)
+
+
+@dataclass(eq=False)
+class Step:
+    """One equation. `groups`: of a reshape, the runs of axes that it merges and splits. `parts`: a split whose axis is
+    stored as a dim of parts and a dim of places. `name`: the primitive, or `relu` and the like for a call."""
+
+    name: str
+    ins: list[Value]
+    outs: list[Value]
+    params: dict[str, Any]
+    where: Any
+    eqn: Any = None
+    bodies: list[Block] = field(default_factory=list["Block"])
+    groups: list[tuple[list[Axis], list[Axis]]] = field(default_factory=list[tuple[list[Axis], list[Axis]]])
+    parts: bool = False
+
+    def pairs(self) -> list[tuple[int, int, int | str]]:
+        """(operand, axis, axis of the result, or what happens to the axis), by the table of primitives."""
+        like = "neg" if self.name in ("relu", "md_named", "optimization_barrier") else self.name
+        rule = jax_functions.TABLE.get(like)
+        if rule is None:
+            return [(k, i, jax_functions.MIX) for k, v in enumerate(self.ins) for i in range(len(v.shape))]
+        targets = rule(jax_functions.Equation(self.params, [v.shape for v in self.ins], [v.shape for v in self.outs]))
+        return [(k, i, t) for k, own in enumerate(targets) for i, t in enumerate(own)]
+
+
+@dataclass(eq=False)
+class Block:
+    ins: list[Value]
+    outs: list[Value]
+    steps: list[Step]
+
+    def walk(self) -> Iterator[Step]:
+        """Every step, those of bodies after the step that has them."""
+        for step in self.steps:
+            yield step
+            for body in step.bodies:
+                yield from body.walk()
+
+    def values(self) -> Iterator[Value]:
+        """Every value once or more: inputs first, then in the order of the steps."""
+        yield from self.ins
+        for step in self.walk():
+            for body in step.bodies:
+                yield from body.ins
+            yield from step.outs
+            yield from (v for v in step.ins if v.const is not None)
+        yield from self.outs
+
+
+def read(closed: Any, where: Any = None, inlined: bool = False) -> Block:
+    """The block of a jaxpr, without steps whose results nothing reads.
+
+    `inlined`: functions with a derivative of their own are opened too, because nothing here is differentiated.
+    """
+    jaxpr, consts = jax_functions.opened(closed)
+    ins, steps = [_like(v, where) for v in jaxpr.invars], list[Step]()
+    outs = _read(jaxpr, consts, ins, steps, where, inlined)
+    used, kept = set(outs), list[Step]()
+    for step in reversed(steps):
+        if not used.isdisjoint(step.outs):
+            kept.append(step)
+            used.update(step.ins)
+    return Block(ins, outs, kept[::-1])
+
+
+def _like(v: Any, where: Any) -> Value:
+    return Value(tuple(getattr(v.aval, "shape", ())), v.aval.dtype, where=where)
+
+
+def _read(
+    jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], steps: list[Step], caller: Any, inlined: bool
+) -> list[Value]:
+    env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
+    env.update((v, Value(np.shape(c), v.aval.dtype, const=c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+
+    def value(v: Any) -> Value:
+        if not isinstance(v, Literal):
+            return env[v]
+        of: Any = v.aval
+        return Value(np.shape(v.val), of.dtype, const=v.val)
+
+    for eqn in jaxpr.eqns:
+        values, where = [value(v) for v in eqn.invars], jax_functions.line_of(eqn) or caller
+        name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
+        if name in OWN_RULES and (known := _function_of(bodies[0])) in KNOWN_RULES:
+            name, bodies = KNOWN_RULES[known], []
+        if name in jax_functions.CALLS and name not in LOOPS and (inlined or name not in OWN_RULES):
+            outs = _read(*jax_functions.opened(bodies[0]), values, steps, where, inlined)
+        else:
+            outs = [_like(v, where) for v in eqn.outvars]
+            step = Step(name, values, outs, eqn.params, where, eqn)
+            if name in OWN_RULES:
+                step.bodies = with_rule(eqn, bodies[0], where)
+            elif name in LOOPS:
+                step.bodies = [read(body, where, inlined) for body in _bodies(eqn, bodies)]
+            for out in outs:
+                out.maker = step
+            steps.append(step)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [value(v) for v in jaxpr.outvars]
+
+
+def _function_of(body: Any) -> str:
+    """The name of the only function that a body calls."""
+    eqns = jax_functions.opened(body)[0].eqns
+    return eqns[0].params.get("name", "") if len(eqns) == 1 else ""
+
+
+def _bodies(eqn: Any, bodies: Sequence[Any]) -> Sequence[Any]:
+    """The bodies in the order in which they run: of a while loop, the test first."""
+    if eqn.primitive.name != "while":
+        return bodies
+    return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+
+
+def with_rule(eqn: Any, body: Any, where: Any) -> list[Block]:
+    """A function with a derivative of its own as three blocks: itself, its forward pass and its backward pass.
+
+    The forward pass returns the results and what JAX saves; the backward pass takes these, then the cotangents of the
+    results, and returns the cotangents of the floating operands. Both are traced by `jax.vjp`, from the user's rule.
+    """
+
+    def f(*xs: Any) -> Any:
+        return eqn.primitive.bind(*xs, **eqn.primitive.get_bind_params(eqn.params))
+
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    moving = [jax.numpy.issubdtype(s.dtype, jax.numpy.inexact) for s in structs]
+
+    def forward(*xs: Any) -> Any:
+        def of_moving(*some: Any) -> Any:
+            rest = iter(some)
+            return f(*(next(rest) if on else x for x, on in zip(xs, moving, strict=True)))
+
+        return jax.vjp(of_moving, *(x for x, on in zip(xs, moving, strict=True) if on))
+
+    saved, (outs, pull) = jax.make_jaxpr(forward, return_shape=True)(*structs)
+    residuals, structure = jax.tree.flatten(pull)
+
+    def backward(residuals: Any, cts: Any) -> Any:
+        return jax.tree.unflatten(structure, residuals)(cts)
+
+    back = jax.make_jaxpr(backward)(residuals, outs)
+    return [read(body, where), read(saved, where, inlined=True), read(back, where)]
