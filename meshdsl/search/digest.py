@@ -35,6 +35,16 @@ class Work:
     from_data: tuple[bool, ...]  # of each operand: it depends on the data, not on the weights alone
 
     @cached_property
+    def new_dims(self) -> list[tuple[Numbers, Dim, int]]:
+        """The dims of results whose label takes the layout's axes, with the labels of their result."""
+        every = [
+            (numbers, d, i)
+            for v, numbers in zip(self.eqn.outs, self.outs, strict=True)
+            for d, i in zip(v.dims, numbers, strict=True)
+        ]
+        return [each for each in every if each[2] in self.fresh]
+
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """Equal for equations that cost the same where their operands are sharded alike."""
         types = [(v.dims, v.dtype) for v in (*self.eqn.ins, *self.eqn.outs)]

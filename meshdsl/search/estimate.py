@@ -11,7 +11,7 @@ import numpy as np
 from ..cost.machine import Machine
 from ..ir import Var
 from ..updates.weight_update import WeightUpdate
-from .screen import PARTS, Numbers, Screen
+from .screen import COMPUTE, CRITICAL, KERNELS, MORE, PARTS, WEIGHTS, Numbers, Screen
 
 EXPOSED = 0.3  # of the communication of weights: the first gathers and the last reductions of a loop's trip
 KEPT_BY_OFFLOAD = 0.05  # of the saved values, which are in the host's memory
@@ -36,11 +36,11 @@ class Estimate:
         screen, total = self.screen, self.screen.zero
         hides = "all_gather" in self.machine.overlapped_by_compiler
         slots = screen.zero + 1  # micro-batches whose values a device has at once
-        for loop, sums in screen.by_loop.items():
-            compute = sums.compute + sums.small * (math.log(microbatches) / math.log(PARTS))
-            compute = compute + sums.launches * microbatches * (self.machine.launch + self.machine.operation)
-            weights = np.max(sums.weights, axis=0) * microbatches  # axes send side by side
-            critical = sums.critical + (0.0 if self.machine.pipelined else EXPOSED * weights)
+        for loop, rows in screen.by_loop.items():
+            compute = rows[COMPUTE] + rows[MORE] * (math.log(microbatches) / math.log(PARTS))
+            compute = compute + rows[KERNELS] * microbatches * (self.machine.launch + self.machine.operation)
+            weights = np.max(rows[WEIGHTS:], axis=0) * microbatches  # axes send side by side
+            critical = rows[CRITICAL] + (0.0 if self.machine.pipelined else EXPOSED * weights)
             if loop in self.stages:
                 stages = self.stages[loop]
                 bubbles = 1 + (stages - 1) / microbatches
@@ -58,27 +58,28 @@ class Estimate:
 
     def _updated(self, update: WeightUpdate, microbatches: int) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of the update, seconds of gathers in each micro-batch, and bytes of weights, state and gradients."""
-        once, each, stored = self.screen.zero, self.screen.zero, self.screen.zero
+        once = each = stored = self.screen.zero
         work, sharded = self.screen.work, update.mode != "replicated"
         state = sum(map(_elements, work.state)) / max(1, sum(map(_elements, work.weights)))
         for local, ways, pending in self._weights():
             size = local
             for k, on in pending:
+                kinds = ("reduce_scatter", GRADIENT), ("all_gather", COMPUTED)
+                reduced, gathered = (np.where(on, self.axes.seconds(kind, k, n * size), 0.0) for kind, n in kinds)
                 if not sharded:
                     once = once + np.where(on, self.axes.seconds("all_reduce", k, GRADIENT * size), 0.0)
-                    size = np.where(on, size / self.axes.sizes[k], size)
-                    continue
-                gather = np.where(on, self.axes.seconds("all_gather", k, COMPUTED * size), 0.0)
-                once = once + np.where(on, self.axes.seconds("reduce_scatter", k, GRADIENT * size), 0.0)
-                once, each = (once, each + 2 * gather) if update.regather else (once + gather, each)
+                elif update.regather:
+                    each = each + reduced + 2 * gathered
+                else:
+                    once = once + reduced + gathered
                 size = np.where(on, size / self.axes.sizes[k], size)
             shards = ways if sharded else 1.0
             own = WEIGHT * local * (1 + state) / shards
             once = once + 2 * own / self.machine.hbm_bandwidth
-            added = 3 * GRADIENT * local * (microbatches > 1) / self.machine.hbm_bandwidth  # to the sum of gradients
-            each = each + added
-            gathered = COMPUTED * local * (ways > 1) * sharded * (not update.regather or microbatches > 1)
-            gradients = 2 * GRADIENT * local if microbatches > 1 else GRADIENT * local / shards
+            sums = GRADIENT * local / (shards if microbatches == 1 or update.regather else 1.0)
+            each = each + 3 * sums * (microbatches > 1) / self.machine.hbm_bandwidth  # are added up
+            gathered = COMPUTED * local * (ways > 1) * (sharded and not update.regather)
+            gradients = sums * (2 if microbatches > 1 else 1)
             stored = stored + own + gathered + gradients
         return once, each, stored
 

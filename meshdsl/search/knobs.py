@@ -37,7 +37,8 @@ def _updates(plan: Plan) -> list[WeightUpdate]:
     groups += [
         f"{axis}:{SEVERAL}" for axis in axes if plan.mesh.axes[axis] > SEVERAL and not plan.mesh.axes[axis] % SEVERAL
     ]
-    return [*UPDATES, *(WeightUpdate("sharded", group=group) for group in groups)]
+    again = plan.weight_update.regather
+    return [*UPDATES, *(WeightUpdate("sharded", group=group, regather=again) for group in groups)]
 
 
 def _chunks(plan: Plan) -> tuple[int, ...]:

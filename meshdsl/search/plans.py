@@ -22,6 +22,7 @@ from ..errors import LayoutError
 from ..errors.units import show_bytes
 from ..ir import walk
 from ..layouts import Layout, Mesh
+from ..layouts.layout import PARAMS
 from ..lowering.partition import partition
 from .costed import SAME, Costed
 from .digest import Digest, digest
@@ -136,7 +137,12 @@ class PlanSearch:
         """The values of a knob that are estimated."""
         turn = next((turn for turn in self.turns if turn.knob == knob), None)
         own = getattr(self.base, knob)
-        return [own] if turn is None else [v for v in self.tried(turn, self.base) if v == own or not turn.late(v)]
+        by_layout = knob == "weight_update" and PARAMS in self.request.fixed.rules
+        return (
+            [own]
+            if turn is None or by_layout
+            else [v for v in self.tried(turn, self.base) if v == own or not turn.late(v)]
+        )
 
     @cached_property
     def digests(self) -> dict[str, Digest]:
