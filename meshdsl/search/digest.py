@@ -20,7 +20,7 @@ Numbers = tuple[int, ...]  # of each dim: the number of its label
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class EquationWork:
     """One equation: its labels by number, and what it computes on one device that has everything."""
 
     eqn: Eqn
@@ -28,7 +28,7 @@ class Work:
     outs: tuple[Numbers, ...]
     fresh: frozenset[int]  # labels that take the axes of the layout's rules
     vanishing: frozenset[int]  # labels that only operands have
-    preferred: tuple[int, ...]
+    preferred: frozenset[int]
     contested: tuple[tuple[int, int], ...]  # labels of one result that may not claim one axis
     flops: float
     of_weight: bool  # its result has the dims of a weight's gradient
@@ -63,12 +63,12 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Loop:
+class LoopWork:
     """A loop over the slices of stacks, and the digest of its body."""
 
     eqn: Eqn
     scan: Scan
-    body: tuple[Work | Loop, ...]
+    body: tuple[EquationWork | LoopWork, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,30 +81,34 @@ class Digest:
     graph: Graph
     weights: tuple[Var, ...]
     state: tuple[Var, ...]
-    works: tuple[Work | Loop, ...]
+    works: tuple[EquationWork | LoopWork, ...]
     saved: tuple[Var, ...]  # stacks of loops of the forward pass that the backward pass reads
     loops: frozenset[str]  # dims of loops
-    batch: str  # the dim that micro-batches divide; "" if no input has one
-    batch_size: int
+    batch: Dim  # that micro-batches divide
 
     def key_of(self, v: Var) -> frozenset[str]:
         """The dims of a weight inside its loop, which its gradient has too."""
-        return frozenset(d.name for d in v.dims) - self.loops
+        return names_of(v) - self.loops
 
 
 def digest(graph: Graph, results: Sequence[str] | None) -> Digest:
     """The records of a graph; `results` are the paths of its results."""
     weights, state = _carried(graph, results or ())
     loops = frozenset(eqn.scan.dim.name for eqn in graph.eqns if eqn.scan is not None)
-    keys = {frozenset(d.name for d in v.dims) - loops for v in weights}
-    reader = _Reader(preferences(graph), keys, {v: v not in weights and v not in state for v in graph.ins})
+    keys = {names_of(v) - loops for v in weights}
+    data = [v for v in graph.ins if v not in weights and v not in state]
+    reader = _Reader(preferences(graph), keys, dict.fromkeys(data, True))
     works = tuple(reader.works(graph, top=True))
+    saved = tuple(v for v in _saved(graph) if reader.data.get(v))
+    largest = max(data, key=lambda v: math.prod(d.size for d in v.dims), default=None)
+    batch = largest.dims[0] if largest is not None and largest.dims else Dim("", 1)
+    return Digest(graph, weights, state, works, saved, loops, batch)
+
+
+def _saved(graph: Graph) -> list[Var]:
+    """The stacks of loops of the forward pass that the backward pass reads."""
     stacks = {v for eqn in graph.eqns if not eqn.backward and eqn.scan is not None for v in eqn.outs}
-    read = dict.fromkeys(v for eqn in graph.eqns if eqn.backward for v in _stored(eqn))
-    saved = tuple(v for v in read if v in stacks and reader.data.get(v))
-    data = [v for v in graph.ins if v.dims and v not in weights and v not in state]
-    batch = max(data, key=lambda v: math.prod(d.size for d in v.dims)).dims[0] if data else Dim("", 1)
-    return Digest(graph, weights, state, works, saved, loops, batch.name, batch.size)
+    return [v for v in dict.fromkeys(v for eqn in graph.eqns if eqn.backward for v in _stored(eqn)) if v in stacks]
 
 
 def _stored(eqn: Eqn) -> list[Var]:
@@ -132,7 +136,7 @@ class _Reader:
     data: dict[Var, bool]  # the values so far, and whether they depend on the data
     updated: set[Var] = field(default_factory=set[Var])  # values of the update
 
-    def works(self, graph: Graph, top: bool = False) -> Iterator[Work | Loop]:
+    def works(self, graph: Graph, top: bool = False) -> Iterator[EquationWork | LoopWork]:
         """The records of a graph's equations, in order."""
         gradients: set[Var] = set()
         for eqn in graph.eqns:
@@ -145,49 +149,53 @@ class _Reader:
             if eqn.scan is not None:
                 body = eqn.scan.body
                 self.data.update((w, bool(self.data.get(v))) for v, w in zip(eqn.ins, body.ins, strict=True))
-                yield Loop(eqn, eqn.scan, tuple(self.works(body)))
+                yield LoopWork(eqn, eqn.scan, tuple(self.works(body)))
                 self.data.update((w, bool(self.data.get(v))) for v, w in zip(body.outs, eqn.outs, strict=True))
             elif eqn.control is None:
                 yield self._work(eqn)
 
-    def _work(self, eqn: Eqn) -> Work:
-        labels = _labels(eqn)
-        names = [label for each in (*labels.ins, *labels.outs) for label in each.values() if label is not None]
-        number = {label: i for i, label in enumerate(dict.fromkeys(names))}
-        ins, outs = (
-            [{d: number.get(x or "", BLOCKED) for d, x in each.items()} for each in side]
-            for side in labels_pair(labels)
-        )
-        present = {i for each in ins for i in each.values()}
-        made = {i for each in outs for i in each.values()}
-        ruled = {number[label] for label in labels.from_layout | labels.from_layout_if_ruled if label in number}
-        hint = [outs[0].get(d, BLOCKED) for d in self.hints.get(eqn.outs[0], ())] if eqn.outs else []
-        grads = eqn.backward and bool(present - made - {BLOCKED})
-        return Work(
+    def _work(self, eqn: Eqn) -> EquationWork:
+        labels = labels_of(eqn)
+        ins, outs, number = _numbered(labels, keeps_all=eqn.op in EXPANSIONS)
+        present, made = _every(ins), _every(outs)
+        ruled = {number[x] for x in labels.from_layout | labels.from_layout_if_ruled if x in number}
+        hint = {outs[0].get(d, BLOCKED) for d in self.hints.get(eqn.outs[0], ())} - {BLOCKED}
+        pairs = [pair for pair in _pairs(ins, outs) if hint.isdisjoint(pair)]
+        return EquationWork(
             eqn,
             tuple(tuple(each.values()) for each in ins),
             tuple(tuple(each.values()) for each in outs),
-            frozenset((made - present | ruled) - {BLOCKED}),
-            frozenset(present - made - {BLOCKED}),
-            tuple(i for i in hint if i != BLOCKED),
-            () if eqn.backward else tuple(pair for pair in _pairs(ins, outs) if not {*pair} & {*hint}),
+            frozenset(made - present | ruled),
+            frozenset(present - made),
+            frozenset(hint),
+            () if eqn.backward else tuple(pairs),
             operations(eqn, lambda v: tuple(d.size for d in v.dims)),
-            grads and frozenset(d.name for d in eqn.outs[0].dims) in self.keys,
+            eqn.backward and not present <= made and names_of(eqn.outs[0]) in self.keys,
             tuple(bool(self.data.get(v)) for v in eqn.ins),
         )
 
 
-def labels_pair(labels: Labels) -> tuple[Any, Any]:
-    return labels.ins, labels.outs
+Numbered = list[dict[str, int]]  # by operand or result: the number of the label of each dim
 
 
-def _labels(eqn: Eqn) -> Labels:
-    """The labels of an equation; a dim along which it has a lowering of its own stays split."""
-    labels = labels_of(eqn)
-    if eqn.op not in EXPANSIONS:
-        return labels
-    ins, outs = ([{d: x or d for d, x in each.items()} for each in side] for side in labels_pair(labels))
-    return Labels(tuple(ins), tuple(outs), from_layout_if_ruled=labels.from_layout_if_ruled)
+def _numbered(labels: Labels, keeps_all: bool) -> tuple[Numbered, Numbered, dict[str, int]]:
+    """Labels as numbers; `keeps_all`: the operation has a lowering of its own along each dim, which stays split."""
+    number: dict[str, int] = {}
+
+    def side(names: Sequence[Mapping[str, str | None]]) -> Numbered:
+        kept = [{d: x or (d if keeps_all else "") for d, x in each.items()} for each in names]
+        return [{d: number.setdefault(x, len(number)) if x else BLOCKED for d, x in each.items()} for each in kept]
+
+    return side(labels.ins), side(labels.outs), number
+
+
+def _every(side: Numbered) -> set[int]:
+    return {i for each in side for i in each.values()} - {BLOCKED}
+
+
+def names_of(v: Var) -> frozenset[str]:
+    """The names of the dims of a value."""
+    return frozenset(d.name for d in v.dims)
 
 
 def _pairs(ins: Sequence[Mapping[str, int]], outs: Sequence[Mapping[str, int]]) -> Iterator[tuple[int, int]]:

@@ -48,8 +48,8 @@ class Estimate:
                 slots = np.where(stages > 1, np.minimum(2 * stages - 1, microbatches), slots)
                 total = np.where((stages > 1) & (microbatches < 2), math.inf, total)
             total = total + critical + (np.maximum(compute, weights) if hides else compute + weights)
-        split = self.axes.degree(screen.work.batch) * microbatches
-        idle = np.maximum(1.0, split / max(1, screen.work.batch_size)) if microbatches > 1 else 1.0
+        split = self.axes.degree(screen.work.batch.name) * microbatches
+        idle = np.maximum(1.0, split / max(1, screen.work.batch.size)) if microbatches > 1 else 1.0
         total = total * idle  # a micro-batch has fewer samples than devices
         seconds, each, stored = self._updated(update, microbatches)
         total = np.maximum(total, self.host) + seconds + each * microbatches

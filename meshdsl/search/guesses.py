@@ -75,8 +75,7 @@ class Guesses:
     _peak: dict[Any, float] = field(default_factory=dict[Any, float])
     _seen: Counter[Any] = field(default_factory=Counter[Any])
     _known: set[tuple[Candidate, Knobs]] = field(default_factory=set[tuple[Candidate, Knobs]])
-    illegal: set[frozenset[str]] = field(default_factory=set[frozenset[str]])  # dims that cannot share an axis
-    refused: set[Any] = field(default_factory=set[Any])  # roles and costs of candidates, steps that cannot be made
+    refused: set[Any] = field(default_factory=set[Any])  # illegal roles, costs known, steps that cannot be made
 
     def estimates(
         self, candidates: Sequence[Candidate], knobs: Sequence[Knobs]
@@ -140,9 +139,7 @@ class Guesses:
 
     def _refused(self, guess: Guess) -> bool:
         roles, step = guess.candidate.roles, (guess.knobs.remat, guess.knobs.microbatches)
-        return not self.refused.isdisjoint((tuple(sorted(roles)), step, guess.cost)) or any(
-            each <= frozenset(role) for each in self.illegal for role in roles
-        )
+        return not self.refused.isdisjoint((tuple(sorted(roles)), step, guess.cost, *roles))
 
     def _rank(self, guess: Guess) -> float:
         again = sum(more * self._seen[each] for each, more in zip(guess.alike, AGAIN, strict=True))

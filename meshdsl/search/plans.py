@@ -63,7 +63,6 @@ class PlanSearch:
         self.costed = Costed(variants, self.tell)
         self.meshes, self.hints, self.start, self.generated = list(meshes), hints, start, generated
         self.complete = False  # every plan is costed
-        self.guessed: dict[Plan, Guess] = {}  # the estimates of plans that were costed
         self.stopped = ""
 
     def run(self) -> None:
@@ -135,14 +134,11 @@ class PlanSearch:
 
     def values(self, knob: str) -> list[Any]:
         """The values of a knob that are estimated."""
+        own, by_layout = getattr(self.base, knob), PARAMS in self.request.fixed.rules
         turn = next((turn for turn in self.turns if turn.knob == knob), None)
-        own = getattr(self.base, knob)
-        by_layout = knob == "weight_update" and PARAMS in self.request.fixed.rules
-        return (
-            [own]
-            if turn is None or by_layout
-            else [v for v in self.tried(turn, self.base) if v == own or not turn.late(v)]
-        )
+        if turn is None or (knob == "weight_update" and by_layout):
+            return [own]
+        return [v for v in self.tried(turn, self.base) if v == own or not turn.late(v)]
 
     @cached_property
     def digests(self) -> dict[str, Digest]:
@@ -174,40 +170,29 @@ class PlanSearch:
         best: Entry | None = None
         improved = 0
         while self.more(most) and len(self.costed.entries) - improved <= IDLE * self.plans:
-            fits = best is not None and best.fits
-            guess = guesses.next(fits)
+            guess = guesses.next(best is not None and best.fits)
             if guess is None:
                 return
-            plan = plan_of(self.base, guess, self.space.layout)
-            illegal, entry = self.costed.illegal, self.costed.look(plan)
-            if entry is None:
-                if self.variants.canonical(plan) is None:
-                    guesses.refused.add((guess.knobs.remat, guess.knobs.microbatches))
-                elif self.costed.illegal > illegal:
-                    self.refuse(guess)
-                continue
-            guesses.costed(guess, entry)
-            if best is None or self.costed.score(entry) < self.costed.score(best):
-                much = best is None or not best.fits or entry.seconds < LITTLE * best.seconds
-                best, improved = entry, len(self.costed.entries) if much else improved
+            entry = self.look(guess)
+            if entry is not None and (best is None or self.costed.score(entry) < self.costed.score(best)):
+                if best is None or not best.fits or entry.seconds < LITTLE * best.seconds:
+                    improved = len(self.costed.entries)
+                best = entry
                 guesses.add_near(guess, entry, list(self.near(guess.candidate, dims)), self.turned(guess.knobs))
 
-    def more(self, most: int) -> bool:
-        """True as long as fewer plans than this are costed; a refused one counts for a part."""
-        return len(self.costed.entries) + len(self.costed.refused) / REFUSED < most
-
-    def refuse(self, guess: Guess) -> None:
-        """Leave out what makes a plan illegal: dims that cannot share an axis, or else its roles together."""
-        roles = guess.candidate.roles
-        alone = [role for role in dict.fromkeys(roles) if not self.may_share(role)]
-        for role in alone:
-            fewest = role
-            for d in role:
-                fewer = tuple(each for each in fewest if each != d)
-                fewest = fewest if self.may_share(fewer) else fewer
-            self.guesses.illegal.add(frozenset(fewest))
-        if not alone:
+    def look(self, guess: Guess) -> Entry | None:
+        """The exact cost of a guess, which corrects the others; None if its plan is refused."""
+        plan = plan_of(self.base, guess, self.space.layout)
+        illegal, entry = self.costed.illegal, self.costed.look(plan)
+        if entry is not None:
+            self.guesses.costed(guess, entry)
+        elif self.variants.canonical(plan) is None:
+            self.guesses.refused.add((guess.knobs.remat, guess.knobs.microbatches))
+        elif self.costed.illegal > illegal:
+            roles = guess.candidate.roles
+            self.guesses.refused.update(role for role in roles if not self.may_share(role))
             self.guesses.refused.add(tuple(sorted(roles)))
+        return entry
 
     def may_share(self, role: Role) -> bool:
         """True if these dims may have one axis of two devices."""
@@ -216,6 +201,10 @@ class PlanSearch:
         except LayoutError:
             return False
         return True
+
+    def more(self, most: int) -> bool:
+        """True as long as fewer plans than this are costed; a refused one counts for a part."""
+        return len(self.costed.entries) + len(self.costed.refused) / REFUSED < most
 
     def turned(self, knobs: Knobs) -> list[Knobs]:
         """The knobs with another value of one, or twice the micro-batches and another remat."""

@@ -21,7 +21,7 @@ from ..cost.network import place
 from ..dims import Dim
 from ..ir import Eqn, Fuses, Product, Var
 from ..layouts import Mesh
-from .digest import BLOCKED, Digest, Loop, Work
+from .digest import BLOCKED, Digest, EquationWork, LoopWork, names_of
 from .space import Role
 
 Numbers = np.ndarray[Any, Any]  # one for each candidate
@@ -33,7 +33,7 @@ COMPUTE, MORE, CRITICAL, KERNELS, WEIGHTS = range(
 )  # `MORE`: of products whose micro-batch has 1 / `PARTS` of the samples
 
 
-MESSAGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+MESSAGES: tuple[str, ...] = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 SMALL, LARGE = 1e3, 1e9  # bytes at which a collective is timed for its latency and its bandwidth
 PARTS = 16  # micro-batches for which the products' times are estimated; between 1 and these, by their logarithm
 PREFERRED = 1e6  # seconds by which a label of `md.prefer` comes before the others
@@ -59,9 +59,11 @@ class Axes:
         timed = [self._timed(mesh, machine) for mesh in meshes]  # by mesh, axis, and (devices, seconds of messages)
         table = np.array([rows + [(1.0, *[0.0] * 2 * len(MESSAGES))] * (self.count - len(rows)) for rows in timed])
         self.sizes, *times = np.moveaxis(table[which], 0, -1).transpose(1, 0, 2)
-        self.latency = dict(zip(MESSAGES, times[: len(MESSAGES)], strict=True))
+        self.latency: dict[str, Numbers] = dict(zip(MESSAGES, times[: len(MESSAGES)], strict=True))
         long = dict(zip(MESSAGES, times[len(MESSAGES) :], strict=True))
-        self.per_byte = {kind: (long[kind] - self.latency[kind]) / (LARGE - SMALL) for kind in MESSAGES}
+        self.per_byte: dict[str, Numbers] = {
+            kind: (long[kind] - self.latency[kind]) / (LARGE - SMALL) for kind in MESSAGES
+        }
         self.never = np.zeros(len(candidates), bool)
         self._ruled: list[dict[str, Numbers]] = [{} for _ in range(self.count)]
         for i, each in enumerate(candidates):
@@ -143,9 +145,9 @@ class Screen:
         self._run(work.works, 1.0, "")
         self.saved = sum((self.bytes_of(v, self.homes.get(v)) for v in work.saved), self.saved)
 
-    def _run(self, works: Iterable[Work | Loop], trips: float, loop: str) -> None:
+    def _run(self, works: Iterable[EquationWork | LoopWork], trips: float, loop: str) -> None:
         for each in works:
-            if isinstance(each, Loop):
+            if isinstance(each, LoopWork):
                 self._loop(each, trips)
             elif each.eqn.op is KEEP:
                 self._keep(each.eqn, trips, loop)
@@ -157,10 +159,10 @@ class Screen:
                 self.by_loop[loop] = [a + trips * b for a, b in zip(sums, known.rows, strict=True)]
                 self.bad = self.bad | known.bad
                 if known.pending:
-                    key = frozenset(d.name for d in each.eqn.outs[0].dims)
+                    key = names_of(each.eqn.outs[0])
                     self.pending[key] = [a | b for a, b in zip(self.pending[key], known.pending, strict=True)]
 
-    def _outcome(self, work: Work) -> _Outcome:
+    def _outcome(self, work: EquationWork) -> _Outcome:
         """What an equation costs, once for all that are equal and have operands sharded alike."""
         homes = tuple(self.homes.get(v) for v in work.eqn.ins)
         key = (work.key, *(None if h is None else tuple(map(id, h)) for h in homes))
@@ -177,7 +179,7 @@ class Screen:
         self.saved = self.saved + np.where(sent > 0, self.bytes_of(kept, self.homes[kept]) * trips, 0.0)
         self.by_loop[loop][CRITICAL] = self.by_loop[loop][CRITICAL] - sent * trips
 
-    def _loop(self, loop: Loop, trips: float) -> None:
+    def _loop(self, loop: LoopWork, trips: float) -> None:
         body = loop.scan.body
         for v, w in zip(loop.eqn.ins, body.ins, strict=True):
             self.homes[w] = self._renamed(self.homes.get(v), v, w)
@@ -218,7 +220,7 @@ class Screen:
         """The bytes of a value on one device."""
         return _bytes(v) / self.ways(homes)
 
-    def _equation(self, work: Work, homes: tuple[Homes | None, ...]) -> _Outcome:
+    def _equation(self, work: EquationWork, homes: tuple[Homes | None, ...]) -> _Outcome:
         eqn, rows = work.eqn, list(self.nothing)
         each = zip(eqn.ins, homes, work.ins, work.from_data, strict=True)
         operands = [_Operand(h, labels, data, self.bytes_of(v, h)) for v, h, labels, data in each if h is not None]
@@ -245,7 +247,7 @@ class Screen:
         return _Outcome(rows, found, stored, bad, pending if work.of_weight else [])
 
     def _pick(
-        self, work: Work, operands: Sequence[_Operand], k: int, kept: Numbers
+        self, work: EquationWork, operands: Sequence[_Operand], k: int, kept: Numbers
     ) -> tuple[Numbers, Sequence[Numbers], Numbers]:
         """The label that takes axis `k`, -1 for none; seconds sent of data and of weights; where that is illegal."""
         held = [each.label(k, self.none) for each in operands]
@@ -275,13 +277,13 @@ class Screen:
                 sent[int(not each.data)] += np.where((h == -1) | (h == label), 0.0, seconds)
         return sent
 
-    def _reduced(self, work: Work, k: int, kept: Numbers) -> Numbers:
+    def _reduced(self, work: EquationWork, k: int, kept: Numbers) -> Numbers:
         """Seconds of the sum of the results over axis `k`; sums of weights' gradients that no rule splits wait."""
         size, rule = sum(map(_bytes, work.eqn.outs)) / kept, self.axes.rules(k, work.eqn.outs[0])
         whole = self.zero if work.of_weight else self.axes.seconds("all_reduce", k, size)
         return np.where(rule, self.axes.seconds("reduce_scatter", k, size), whole)
 
-    def _claims(self, work: Work, held: Sequence[Numbers], k: int) -> dict[int, Numbers]:
+    def _claims(self, work: EquationWork, held: Sequence[Numbers], k: int) -> dict[int, Numbers]:
         """By label: where an operand holds axis `k` along it, or, for a new dim, a rule gives it the axis."""
         claimed: dict[int, Numbers] = {}
         labels = dict.fromkeys(i for each in work.ins for i in each if i != BLOCKED and i not in work.fresh)
@@ -305,7 +307,7 @@ class Screen:
             home = np.where((pick == label) | (scattered & (home < 0)), i, home).astype(np.int8)
         return self._shared(home)
 
-    def _compute(self, work: Work, rows: Rows, read: Numbers, written: Numbers, ways: Numbers) -> None:
+    def _compute(self, work: EquationWork, rows: Rows, read: Numbers, written: Numbers, ways: Numbers) -> None:
         """Add the seconds of the kernel to the rows."""
         machine = self.machine
         if work.product is Product.NONE:
@@ -317,7 +319,7 @@ class Screen:
         once, small = (np.maximum(self._product(work, flops, parts), moved) for parts in (1, PARTS))
         rows[COMPUTE], rows[MORE], rows[KERNELS] = once, np.maximum(0.0, small - once), self.zero + 1.0
 
-    def _product(self, work: Work, flops: Numbers, parts: int) -> Numbers:
+    def _product(self, work: EquationWork, flops: Numbers, parts: int) -> Numbers:
         """Seconds of a product that runs in so many parts."""
         machine, dtype = self.machine, work.eqn.ins[0].dtype
         reached: Any = machine.reached.get(dtype.name, 1.0)
