@@ -14,7 +14,7 @@ import meshdsl as md
 
 from .axes import dims
 from .naming import Names, given, settle
-from .replay import Replay
+from .operations import new_replay
 from .steps import Block, Value, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
@@ -59,6 +59,17 @@ def is_array(x: Any) -> bool:
 class Imported:
     """A JAX function as a function of tensors; the result of `md.from_jax`. `print` shows its dims.
 
+    >>> import jax.numpy as jnp
+    >>> import meshdsl as md
+    >>> x, w = jnp.ones((4, 2)), jnp.ones((2, 3))
+    >>> m = md.from_jax(lambda x, w: x @ w, x, w, names={"x": "batch io", "w": ". hidden"})
+    >>> m.specs
+    (float32[batch=4 io=2], float32[io=2 hidden=3])
+    >>> m(*m.tensors(x, w)).dims
+    (batch=4, hidden=3)
+    >>> md.jaxify(md.compile(m, "rows:4", "batch:rows"))(x, w).shape
+    (4, 3)
+
     `specs` are the types of its arguments; `dims` the size of each dim. `tensors(*arrays)` and `arrays(result)`
     go from arrays to tensors and back.
     """
@@ -97,7 +108,7 @@ class Imported:
 
     def _check(self) -> None:
         """Run the function on types, and report everything that cannot be imported."""
-        replay = Replay(self.prefer)
+        replay = new_replay(self.prefer)
         with numbered():
             md.eval_shape(lambda *xs: replay.run(self._block, xs), *(spec_of(v) for v in self._block.ins))
         self._names.notes += replay.notes
@@ -117,7 +128,7 @@ class Imported:
         if shapes != tuple(v.shape for v in self._block.ins):
             return self._resized(shapes)(*trees)
         with numbered():
-            outs = Replay(self.prefer).run(self._block, tensors)
+            outs = new_replay(self.prefer).run(self._block, tensors)
         return tree.tree_unflatten(self._out_structure, outs)
 
     def _shapes(self, tensors: Sequence[md.Tensor]) -> tuple[tuple[int, ...], ...]:

@@ -40,7 +40,7 @@ def given(block: Block, patterns: Mapping[str, str], names: Names) -> None:
             known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
             names.problems.append(f"names= has {pattern!r}, and no input has such a path\n  there are:\n    {known}")
     for step in block.walk():
-        if step.name == "md_named":
+        if step.primitive == "md_named":
             _write(step.ins[0], step.params["words"], first, f"the array at {step.where}", names)
 
 
@@ -143,13 +143,13 @@ def _base(value: Value, axis: int, part: int | None, atom: Axis) -> str:
 
 
 def _kind(value: Value) -> str:
-    return value.maker.name if value.maker is not None else "constant"
+    return value.maker.primitive if value.maker is not None else "constant"
 
 
 def _place(value: Value) -> str:
     if value.label:
         return value.label
-    return f"{value.where or 'no line'} {_kind(value)}"
+    return f"{value.where} {_kind(value)}" if value.where else _kind(value)
 
 
 def _free(base: str, taken: set[str]) -> str:

@@ -54,9 +54,9 @@ class Value:
 @dataclass(eq=False)
 class Step:
     """One equation. `groups`: of a reshape, the runs of axes that it merges and splits. `parts`: a split whose axis is
-    stored as a dim of parts and a dim of places. `name`: the primitive, or `relu` and the like for a call."""
+    stored as a dim of parts and a dim of places. `primitive`: its name in JAX, or `relu` and the like for a call."""
 
-    name: str
+    primitive: str
     ins: list[Value]
     outs: list[Value]
     params: dict[str, Any]
@@ -68,7 +68,7 @@ class Step:
 
     def pairs(self) -> list[tuple[int, int, int | str]]:
         """(operand, axis, axis of the result, or what happens to the axis), by the table of primitives."""
-        like = "neg" if self.name in ("relu", "md_named", "optimization_barrier") else self.name
+        like = "neg" if self.primitive in ("relu", "md_named", "optimization_barrier") else self.primitive
         rule = jax_functions.TABLE.get(like)
         if rule is None:
             return [(k, i, jax_functions.MIX) for k, v in enumerate(self.ins) for i in range(len(v.shape))]

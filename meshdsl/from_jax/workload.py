@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 import meshdsl as md
-
-if TYPE_CHECKING:
-    from .imported import Imported
 
 
 @dataclass(frozen=True)
@@ -21,7 +18,7 @@ class Config:
     """An imported function has its sizes already: nothing is left to set."""
 
 
-def workload_of(m: Imported, name: str) -> md.Workload:
+def workload_of(m: Any, name: str) -> md.Workload:
     """The training step of a loss: its first argument are the parameters, the others are a batch.
 
     The optimizer is `md.optim.adamw(1e-3)`. Parameters that were given as arrays start there, and specs as normal
@@ -83,7 +80,7 @@ def _path(label: str, whole: bool = False) -> str:
     return "_".join(words) if whole else "/".join(words)
 
 
-def _starting_at(m: Imported, i: int) -> Callable[..., md.Tensor] | None:
+def _starting_at(m: Any, i: int) -> Callable[..., md.Tensor] | None:
     """The initialiser that gives the array that was imported; None for a type."""
     array = m.examples[i]
     if array is None:

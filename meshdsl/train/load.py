@@ -53,7 +53,8 @@ def load(text: str) -> md.Workload:
     if name not in found:
         kind = type(vars(module)[name]).__name__
         raise UsageError(
-            f"{name!r} in {path} has type {kind}, not md.Workload or an imported loss; there are: {', '.join(found) or 'none'}"
+            f"{name!r} in {path} has type {kind}, not md.Workload or an imported loss; "
+            f"there are: {', '.join(found) or 'none'}"
         )
     return found[name]
 

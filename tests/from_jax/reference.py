@@ -16,9 +16,17 @@ ONE: Layout = ("", "")
 
 
 def worst(got: Any, want: Any) -> float:
-    """The largest error, relative to the largest number of its array; infinite where NaN or inf differ."""
+    """The largest error, relative to the largest number of its array; infinite where NaN or inf differ.
+
+    An array that is thousands of times smaller than another, as the gradient of a bias that cancels, counts as that one
+    does.
+    """
     got, want = ([np.asarray(x) for x in jax.tree.leaves(tree)] for tree in (got, want))
     largest = 0.0
+    least = 1e-3 * max(
+        (float(np.max(np.abs(w[np.isfinite(w)]), initial=0)) for w in want if np.issubdtype(w.dtype, np.inexact)),
+        default=0,
+    )
     for g, w in zip(got, want, strict=True):
         assert g.shape == w.shape and g.dtype == w.dtype, (g.shape, g.dtype, w.shape, w.dtype)
         if not np.issubdtype(w.dtype, np.inexact) and w.dtype != jnp.bfloat16:
@@ -29,7 +37,7 @@ def worst(got: Any, want: Any) -> float:
         if not np.array_equal(np.isfinite(g), np.isfinite(w)):
             return np.inf
         g, w = (np.where(np.isfinite(w), x, 0) for x in (g, w))
-        largest = max(largest, float(np.max(np.abs(g - w), initial=0) / max(1e-6, np.max(np.abs(w), initial=0))))
+        largest = max(largest, float(np.max(np.abs(g - w), initial=0) / max(1e-6, least, np.max(np.abs(w), initial=0))))
     return largest
 
 

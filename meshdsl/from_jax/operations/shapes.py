@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import meshdsl as md
 
 from ..axes import dims
+from ..replay import Replay
 from ..steps import Step, Value
 from ..tensors import Move, axiswise, fit, fresh, full, moved, single, whole, wholes
 from .registry import operation
-
-if TYPE_CHECKING:
-    from ..replay import Replay
 
 Change = Callable[[md.Tensor, md.Dim], md.Tensor]
 
@@ -95,7 +93,7 @@ def reverse(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 @operation("cumsum", "cumprod")
 def running(replay: Replay, step: Step, xs: list[Any]) -> Any:
-    function = md.cumsum if step.name == "cumsum" else md.cumprod
+    function = md.cumsum if step.primitive == "cumsum" else md.cumprod
     return along(step, xs[0], {step.params["axis"]: lambda x, d: function(x, d, reverse=step.params["reverse"])})
 
 
