@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl import jax_functions
 
 from .axes import dims
 from .naming import Names, given, settle
@@ -128,8 +129,11 @@ class Imported:
         if shapes != tuple(v.shape for v in self._block.ins):
             return self._resized(shapes)(*trees)
         with numbered():
-            outs = new_replay(self.prefer).run(self._block, tensors)
+            outs = self._operations(*tensors)
         return tree.tree_unflatten(self._out_structure, outs)
+
+    def _operations(self, *tensors: md.Tensor) -> Any:
+        return jax_functions.with_operations(lambda *xs: new_replay(self.prefer).run(self._block, xs))(*tensors)
 
     def _shapes(self, tensors: Sequence[md.Tensor]) -> tuple[tuple[int, ...], ...]:
         """The shapes of the arrays that tensors stand for: their dims may have other sizes, as in a micro-batch."""
