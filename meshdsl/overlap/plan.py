@@ -14,7 +14,6 @@ from ..cost.memory import Memory, memory
 from ..cost.network import Placement
 from ..cost.timeline import Timeline, timeline
 from ..errors import LayoutError
-from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..errors.units import show_bytes
 from ..ir import Fuses, Op
@@ -70,7 +69,6 @@ def plan_overlap(
         )
 
     def seconds(one: Program) -> float:
-        check_deadline()
         return timeline(ledger(one), machine, placement).seconds
 
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
@@ -79,7 +77,7 @@ def plan_overlap(
     plans = plans or PLANS[request.mode]
     candidates = [plain, *(judged(name, planner.fenced(one)) for name, one in plans(planner))]
     chosen = _best(request, candidates)
-    if request.mode != "auto" and not _overlaps(chosen[1]):
+    if request.mode != "auto" and not plain[0].rejected and not _overlaps(chosen[1]):
         raise NoEffectError(
             f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
             "  use overlap='auto', which may choose none"

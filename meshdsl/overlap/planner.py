@@ -13,7 +13,6 @@ from typing import cast
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..ir import Eqn
 from ..lowering.program import Program
@@ -63,6 +62,11 @@ class Planner:
         """True if one mode is planned: without candidates, or without an effect of its options, it is an error."""
         return self.request.mode != "auto"
 
+    @cached_property
+    def too_large(self) -> bool:
+        """True if the unplanned program needs more memory than the limit."""
+        return self.target.measure(self.program).peak > self.target.limit
+
     @property
     def default_parts(self) -> bool:
         """True if no option is about parts."""
@@ -98,7 +102,6 @@ class Planner:
         return tasks_of(program, self.machine, self.placement)
 
     def in_order(self, program: Program, schedule: Callable[[Tasks], Sequence[Task]] = list_schedule) -> Program:
-        check_deadline()
         tasks = self.tasks(program)
         return ordered(tasks, schedule(tasks))
 

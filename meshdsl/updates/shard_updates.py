@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ..dims import Shape
 from ..errors import InternalError
-from ..errors.deadline import check_deadline
 from ..ir import Because, Eqn, Graph, Scan, Var, verify, walk
 from ..layouts import Layout, Sharding
 from ..layouts.sharding import Axes
@@ -80,10 +79,16 @@ def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, 
     _check_decided(weights, decisions, chosen, updated)
     if not in_loops and not chosen:
         return placed.graph, placed.layout, decisions
-    replaced = ((i, v) for v, out in pairs for i, x in enumerate(around.graph.outs) if x is out)
-    graph = rewrite_updates(around, replaced, chosen) if chosen else looped
-    layout = _with_private(around, chosen) if chosen else around.layout
+    graph, layout = rewritten(around, chosen, pairs)
     return verify(graph, "shard_updates"), layout, decisions
+
+
+def rewritten(placed: ShardedGraph, chosen: Sequence[Update], pairs: Sequence[tuple[Var, Var]]) -> tuple[Graph, Layout]:
+    """The graph with the private dims of these updates, and a layout that splits them."""
+    if not chosen:
+        return placed.graph, placed.layout
+    replaced = ((i, v) for v, out in pairs for i, x in enumerate(placed.graph.outs) if x is out)
+    return rewrite_updates(placed, replaced, chosen), _with_private(placed, chosen)
 
 
 def _check_decided(
@@ -110,7 +115,6 @@ def _decide(
     chosen: list[Update] = []
     decisions: list[Decision] = []
     for v, out in weights:
-        check_deadline()
         if any(v in update.carried for update in chosen):  # optimizer state (a moment) of an earlier weight
             continue
         try:
