@@ -3,7 +3,7 @@
 For each case: the expert's public recipe as a plan, its predicted time beside the published one, and the best plan that
 `md.search` finds for the same model, batch and machine, starting from the recipe. One JSON line each; `--save` also
 writes them to a file. docs/case_study.md shows the file benchmarks/case_study.json (`--table`, `python
-docs/_ext/pictures.py`) and its numbers (`--numbers`); it was made with `--time-limit 600`.
+docs/_ext/pictures.py`) and its numbers (`--numbers`).
 """
 
 from __future__ import annotations
@@ -103,16 +103,14 @@ CASES = {
 }  # fmt: skip
 
 
-def measured(case: Case, time_limit: float, patience: float | None) -> dict[str, Any]:
+def measured(case: Case, plans: int | None) -> dict[str, Any]:
     """The recipe's cost, and the plan found from it."""
     recipe = md.compile(case.workload.train_step(), plan=case.recipe, donate=(0, 1))
     report = recipe.cost(*case.workload.specs(), machine=case.machine)
     devices = case.recipe.mesh.size
     meshes = [f"x:{devices}", *(f"x:{n} y:{devices // n}" for n in range(2, devices // 2 + 1) if not devices % n)]
     began = time.process_time()
-    result = md.search(
-        case.workload, mesh=meshes, machine=case.machine, start=case.recipe, time_limit=time_limit, patience=patience
-    )
+    result = md.search(case.workload, mesh=meshes, machine=case.machine, start=case.recipe, plans=plans)
     processor = round(time.process_time() - began, 1)
     published = None if case.rate is None else case.tokens / devices / case.rate
     best = result.best
@@ -123,8 +121,7 @@ def measured(case: Case, time_limit: float, patience: float | None) -> dict[str,
         "recipe": {**_cost(report, case.recipe), "interval": list(report.interval)},
         "found": {**_cost(best.report, best.plan), "gap": result.gap, "costed": result.counts.costed},
         "differences": [list(change) for change in case.recipe.diff(best.plan).changes],
-        "stopped": result.stopped,
-        "search_seconds": round(result.seconds, 1),
+        "estimated": result.counts.estimated,
         "search_processor_seconds": processor,
     }
 
@@ -180,8 +177,7 @@ def main() -> int:
     """Print a JSON line for each case, or the page's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: all")
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of each search")
-    parser.add_argument("--patience", type=float, default=8.0, metavar="SECONDS", help="processor time; 0: no limit")
+    parser.add_argument("--plans", type=int, metavar="N", help="costed exactly in each search")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the rows to a JSON file")
     parser.add_argument("--table", action="store_true", help="only print the table of benchmarks/case_study.json")
     parser.add_argument("--numbers", action="store_true", help="only print the other numbers of that file")
@@ -195,7 +191,7 @@ def main() -> int:
         return 0
     rows: dict[str, Any] = {}
     for name in options.cases or CASES:
-        rows[name] = measured(CASES[name], options.time_limit, options.patience or None)
+        rows[name] = measured(CASES[name], options.plans)
         print(json.dumps({"figure": "case_study", "case": name, **rows[name]}), flush=True)
     if options.save:
         options.save.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -147,6 +147,15 @@ GROUPS = {
     "slices": Group(
         "benchmarks.steps --slices", "{slices}.{steps}", {"stated": "{stated_mb:.1f}", "dcn": "{dcn_mb:.1f}"}
     ),
+    "plan_search": Group(
+        "benchmarks.plan_search",
+        "{case}",
+        {
+            "step": "{step_s:.4g}", "known": "{best_known_s:.4g}", "behind": "{behind:.1%}", "gap": "{gap:.0%}",
+            "estimated": "{estimated:,}", "costed": "{costed}", "low": "{least_ratio:.2f}",
+            "high": "{greatest_ratio:.2f}", "processor": "{processor_s:.0f}",
+        },
+    ),
     "pipeline_search": Group(
         "benchmarks.plan_search --pipelines",
         "{case}",

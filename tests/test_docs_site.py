@@ -77,11 +77,11 @@ def test_guides_are_short(page: Path) -> None:
 
 
 def test_guides_and_reference_are_short() -> None:
-    assert sum(map(words, GUIDES)) <= 32_000
+    assert sum(map(words, GUIDES)) <= 34_000
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 135
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

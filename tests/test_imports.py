@@ -59,12 +59,13 @@ IN_THE_LANGUAGE = [
     "workload",
     "train",
     "models",
+    "from_jax",
 ]  # units of meshdsl that see only what a user sees
 
 RANK = {unit: rank for rank, units in enumerate(ORDER) for unit in units}
 # `dims`, `compile` and others are public names of the package too: importing those is fine.
 # `errors.values` reads settings, which `train` and the command line share, as they share errors of usage.
-# `jax_functions` has the table of JAX's primitives, which md.optim.from_optax reads.
+# `jax_functions` has the table of JAX's primitives, which md.optim.from_optax and md.from_jax read.
 INTERNAL = {unit.partition(".")[0] for unit in RANK} - {
     "dims",
     "compile",

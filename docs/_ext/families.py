@@ -50,6 +50,7 @@ TITLES = {
     "compile.plan": "Programs",
     "compile.check_gradients": "Gradients",
     "compile.jaxify": "Programs",
+    "from_jax": "Importing JAX functions",
     "lowering": "Programs",
     "updates.weight_update": "Programs",
     "overlap.values": "Programs",

@@ -18,7 +18,6 @@ from ..cost.machine import Machine
 from ..cost.network import Placement, place
 from ..cost.timeline import timeline
 from ..errors import LayoutError
-from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
@@ -295,7 +294,6 @@ def begin(traced: Graph) -> tuple[Stage, ...]:
     """The stages that need no layout: the traced graph, and the graph after each of `GRAPH_PASSES`."""
     stages = [Stage("trace", traced, True)]
     for name, transform in GRAPH_PASSES:
-        check_deadline()
         before = stages[-1].graph
         graph = verify(transform(before), name)
         stages.append(Stage(name, graph, graph is not before))
@@ -320,7 +318,6 @@ def run(
     state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh), params=params)
     stages = list(begun)
     for compiler_pass in _passes(options):
-        check_deadline()
         try:
             state = compiler_pass.run(state, options)
         except NoEffectError as error:

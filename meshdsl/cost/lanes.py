@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..errors import Where
-from ..errors.deadline import check_deadline
 from ..ir import Scan, Var
 from ..lowering import CollectiveRecord
 from ..lowering.asynchrony import Start
@@ -321,7 +320,6 @@ def _run(items: Sequence[LaneItem], slowdown: float) -> None:
     for item in items:
         lanes.put(item)
     while lanes.queues:
-        check_deadline()
         for reader in lanes.advance().readers:
             reader.needs -= 1
 

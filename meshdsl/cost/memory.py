@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 
 from ..errors import Where, expect
-from ..errors.deadline import check_deadline
 from ..errors.units import show_bytes
 from ..ir import Var
 from ..lowering import Program
@@ -100,7 +99,6 @@ def memory(
     target = (machine if isinstance(machine, Machine) else machine_named(machine)).target
     expect("program", program, Program)
     program = unroll(target.prepare(program), math.inf, most=1)  # compilers inline loops of one trip
-    check_deadline()
     lives = Lives(program, frozenset(donated), categories or {}, target.memory)
     change = np.zeros((len(CATEGORIES), len(lives.moments) + 1), object)
     for tensor in lives.tensors:

@@ -34,13 +34,15 @@ def given(block: Block, patterns: Mapping[str, str], names: Names) -> None:
         for pattern in matching:
             used[pattern].append(value.label)
         if matching:
-            _write(value, patterns[matching[0]].split(), first, f"the input {value.label}", names)
+            words = patterns[matching[0]].split()
+            words = [".", *words] if value.is_stacked and len(words) < len(value.shape) else words
+            _write(value, words, first, f"the input {value.label}", names)
     for pattern, labels in used.items():
         if not labels:
             known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
             names.problems.append(f"names= has {pattern!r}, and no input has such a path\n  there are:\n    {known}")
     for step in block.walk():
-        if step.name == "md_named":
+        if step.primitive == "md_named":
             _write(step.ins[0], step.params["words"], first, f"the array at {step.where}", names)
 
 
@@ -82,6 +84,7 @@ def settle(block: Block, names: Names) -> None:
     for value in values:
         for i, axis in enumerate(value.axes):
             _parts(axis, f"{_place(value)}, axis {i}", names, taken)
+            names.notes += [note for note in _outer_part(axis) if note not in names.notes]
     for step in block.walk():
         names.notes += [note for note in _kept_whole(step) if note not in names.notes]
     alike: dict[tuple[str, int], Axis] = {}
@@ -118,6 +121,15 @@ def _parts(axis: Axis, what: str, names: Names, taken: set[str]) -> None:
         taken.add(word)
 
 
+def _outer_part(axis: Axis) -> list[str]:
+    """A note on an axis that has one name of the user's and is split."""
+    atoms = axis.atoms()
+    if len(atoms) < 2 or not axis.named.by_user or atoms[0].named is not axis.named:
+        return []
+    sizes = "*".join(str(atom.size) for atom in atoms)
+    return [f"an axis named {axis.named.name} is split into {sizes}, and the name is that of the first part"]
+
+
 def _kept_whole(step: Step) -> list[str]:
     """Notes on reshapes that would split an axis to which the user gave one name."""
     return [
@@ -137,19 +149,21 @@ def _base(value: Value, axis: int, part: int | None, atom: Axis) -> str:
     beside = atom.root.beside
     if beside is not None and len(beside.atoms()) == 1 and beside.named.name:
         return f"{beside.named.name}_2"
+    if value.is_stacked and axis == 0:
+        return "layer"
     words = [word for word in value.label.split("/") if word and not word.isdigit()]
     base = f"{words[-1] if words else _kind(value)}_{axis}" + ("" if part is None else f"_{part}")
     return re.sub(r"\W", "_", base).lstrip("0123456789_")
 
 
 def _kind(value: Value) -> str:
-    return value.maker.name if value.maker is not None else "constant"
+    return value.maker.primitive if value.maker is not None else "constant"
 
 
 def _place(value: Value) -> str:
     if value.label:
         return value.label
-    return f"{value.where or 'no line'} {_kind(value)}"
+    return f"{value.where} {_kind(value)}" if value.where else _kind(value)
 
 
 def _free(base: str, taken: set[str]) -> str:

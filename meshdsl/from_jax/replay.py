@@ -1,9 +1,9 @@
-"""A block of steps, run on tensors: each step becomes the operations of meshdsl that `operations` names for it."""
+"""A block of steps, run on tensors: each step becomes operations of meshdsl, by a table of handlers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,20 +11,26 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from .axes import dims
-from .operations import HANDLERS, RefusedError, elementwise
-from .operations.fallback import through_local
 from .steps import Block, Step, Value
 from .tensors import constant, whole
 
 
+class RefusedError(Exception):
+    """A step that cannot be imported: the reason, and a way out."""
+
+
 @dataclass
 class Replay:
-    """Runs blocks. `prefer`: the order in which dims of a product get a mesh axis.
+    """Runs blocks, each primitive by its handler, and those without one by `otherwise`.
 
+    A handler takes the replay, a step and its operands: tensors, or numbers for constants of one element. It returns
+    the result, or a list of results. `prefer`: the order in which dims of a product get a mesh axis.
     `refusals`: what cannot be imported, a text each; a refused step gives zeros, so that all are found at once.
     `notes`: what the user should know.
     """
 
+    handlers: Mapping[str, Handler]
+    otherwise: Handler
     prefer: Sequence[str] = ()
     refusals: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
@@ -35,7 +41,7 @@ class Replay:
         return md.prefer(t, *names) if len(names) > 1 else t
 
     def note(self, step: Step, text: str) -> None:
-        note = f"{step.where or 'no line'}: {text}"
+        note = f"{step.where}: {text}" if step.where else text
         if note not in self.notes:
             self.notes.append(note)
 
@@ -55,13 +61,13 @@ class Replay:
         return [whole(v, read(v)) for v in block.outs]
 
     def results(self, step: Step, xs: list[Any]) -> Sequence[Any]:
-        handler = HANDLERS.get(step.name)
         try:
-            if handler is None and step.name in jax_functions.ELEMENTWISE:
-                handler = elementwise.any_function
-            results = (handler or through_local)(self, step, xs)
+            results = self.handlers.get(step.primitive, self.otherwise)(self, step, xs)
         except RefusedError as refusal:
             where = f" at {step.where}  {step.where.source()}" if step.where else ""
-            self.refusals.append(f"{step.name}{where}: {refusal}")
+            self.refusals.append(f"{step.primitive}{where}: {refusal}")
             results = [md.full(dims(v.axes), 0, dtype=v.dtype) for v in step.outs]
         return results if isinstance(results, list | tuple) else [results]
+
+
+Handler = Callable[[Replay, Step, list[Any]], Any]

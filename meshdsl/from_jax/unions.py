@@ -24,18 +24,18 @@ def unify(block: Block) -> None:
 def _first(block: Block) -> None:
     ends = _reduced_later(block)
     for step in block.steps:
-        if step.name in LOOPS | OWN_RULES:
-            _BODIES.get(step.name, _called)(step)
-        elif step.name == "reshape":
+        if step.primitive in LOOPS | OWN_RULES:
+            _BODIES.get(step.primitive, _called)(step)
+        elif step.primitive == "reshape":
             step.groups = groups(step.ins[0].axes, step.outs[0].axes)
             for left, right in step.groups:
                 if len(left) == len(right) == 1:
                     unite(left[0], right[0])
-        elif step.name == "dot_general":
+        elif step.primitive == "dot_general":
             _dot(step, ends)
         else:
             _by_table(step)
-            _MORE.get(step.name, lambda step: None)(step)
+            _MORE.get(step.primitive, lambda step: None)(step)
 
 
 def _by_table(step: Step) -> None:
@@ -45,7 +45,11 @@ def _by_table(step: Step) -> None:
             for out in step.outs:
                 if target < len(out.shape) and out.shape[target] == axis.size:
                     unite(axis, out.axes[target])
-        elif target == jax_functions.MIX and step.name not in _RESIZING and not (step.name.startswith("reduce_")):
+        elif (
+            target == jax_functions.MIX
+            and step.primitive not in _RESIZING
+            and not (step.primitive.startswith("reduce_"))
+        ):
             axis.root.rigid = True
 
 
@@ -71,9 +75,9 @@ def _reduced_later(block: Block) -> set[tuple[Value, int]]:
     """(value, axis) over which a sum or a maximum is taken before a product makes something else of it."""
     ends: set[tuple[Value, int]] = set()
     for step in reversed(block.steps):
-        if step.name in LOOPS or step.name == "dot_general":
+        if step.primitive in LOOPS or step.primitive == "dot_general":
             continue
-        reduces = step.name.startswith(("reduce_", "arg"))
+        reduces = step.primitive.startswith(("reduce_", "arg"))
         for k, i, t in step.pairs():
             through = isinstance(t, int) and any((out, t) in ends for out in step.outs)
             if (reduces and i in step.params.get("axes", ())) or through:
@@ -240,7 +244,7 @@ def _while(step: Step) -> None:
 def _called(step: Step) -> None:
     """A branch, or the body of `jax.checkpoint`."""
     for body in step.bodies:
-        _same(step.ins[1 if step.name == "cond" else 0 :], body.ins)
+        _same(step.ins[1 if step.primitive == "cond" else 0 :], body.ins)
         _first(body)
         _same(step.outs, body.outs)
 
@@ -270,16 +274,16 @@ _BODIES: dict[str, Callable[[Step], None]] = {
 
 def _second(block: Block) -> None:
     steps = list(block.walk())
-    joined = {v.axes[s.params["dimension"]].root for s in steps if s.name == "concatenate" for v in s.ins}
+    joined = {v.axes[s.params["dimension"]].root for s in steps if s.primitive == "concatenate" for v in s.ins}
     for step in steps:
-        if step.name == "split":
+        if step.primitive == "split":
             _split(step, joined)
     for step in steps:
         for left, right in step.groups:
             if len(left) + len(right) > 2:
                 align(left, right)
     for step in steps:
-        if step.name == "concatenate":  # the gradient of such a split
+        if step.primitive == "concatenate":  # the gradient of such a split
             axis = step.params["dimension"]
             atoms = step.outs[0].axes[axis].atoms()
             for v in step.ins if len(atoms) > 1 and atoms[0].size == len(step.ins) else ():

@@ -21,7 +21,6 @@ from itertools import count
 
 from ..cost.fusion import holders
 from ..cost.lanes import COMPUTE, LaneItem, Lanes
-from ..errors.deadline import check_deadline
 from .tasks import Task, Tasks
 
 EARLY = 8.0  # at a limit, collectives that need memory start at most this early, in units of their own time
@@ -83,7 +82,6 @@ class _Device:
     def run(self) -> None:
         """Issue all tasks. A device issues between its computations, and waits for a lane if nothing is ready."""
         while self.computes or self.sends or self.issued:
-            check_deadline()
             while COMPUTE not in self.lanes.queues:
                 self.send()
                 if not self.computes:

@@ -14,7 +14,6 @@ from ..cost.memory import Memory, memory
 from ..cost.network import Placement
 from ..cost.timeline import Timeline, timeline
 from ..errors import LayoutError
-from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..errors.units import show_bytes
 from ..ir import Fuses, Op
@@ -70,7 +69,6 @@ def plan_overlap(
         )
 
     def seconds(one: Program) -> float:
-        check_deadline()
         return timeline(ledger(one), machine, placement).seconds
 
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit

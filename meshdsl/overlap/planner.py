@@ -13,7 +13,6 @@ from typing import cast
 
 from ..cost.machine import Machine
 from ..cost.network import Placement
-from ..errors.deadline import check_deadline
 from ..errors.no_effect import NoEffectError
 from ..ir import Eqn
 from ..lowering.program import Program
@@ -103,7 +102,6 @@ class Planner:
         return tasks_of(program, self.machine, self.placement)
 
     def in_order(self, program: Program, schedule: Callable[[Tasks], Sequence[Task]] = list_schedule) -> Program:
-        check_deadline()
         tasks = self.tasks(program)
         return ordered(tasks, schedule(tasks))
 

@@ -7,14 +7,16 @@ is read. For the same reason, loops that read one compute it inside their body.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from ..ir import Eqn, Fuses, Graph, Linear, Op, Reduce, Scan, Var
 
 CHEAP = (Fuses.MAP, Fuses.VIEW)  # computed inside the kernel that reads it
 
 
-def constant_values(graph: Graph) -> dict[Var, Eqn]:
+@lru_cache(maxsize=8)
+def constant_values(graph: Graph) -> Mapping[Var, Eqn]:
     """The values of a graph that depend on no input, with the equations that compute them."""
     constants: dict[Var, Eqn] = {}
     for eqn in graph.eqns:
@@ -46,7 +48,7 @@ def recompute_inside_loops(graph: Graph) -> Graph:
     return graph.replace(eqns=tuple(eqns))
 
 
-def _with_constants_inside(loop: Eqn, scan: Scan, constants: dict[Var, Eqn]) -> Eqn:
+def _with_constants_inside(loop: Eqn, scan: Scan, constants: Mapping[Var, Eqn]) -> Eqn:
     body, consts = scan.body, scan.consts
     moved = [i for i, v in enumerate(loop.ins[:consts]) if v in constants and constants[v].ins]
     if not moved:
@@ -65,7 +67,7 @@ def _with_constants_inside(loop: Eqn, scan: Scan, constants: dict[Var, Eqn]) -> 
     return loop.replace(ins=inputs).with_control(body=new, consts=consts - len(moved))
 
 
-def _needed(values: Iterable[Var], constants: dict[Var, Eqn]) -> list[Var]:
+def _needed(values: Iterable[Var], constants: Mapping[Var, Eqn]) -> list[Var]:
     """These values and all values they are computed from, each after its operands."""
     order: dict[Var, None] = {}
 

@@ -16,21 +16,19 @@ from ..overlap.values import Overlap
 from ..updates.weight_update import WeightUpdate
 
 SEVERAL = 8  # devices of an update group along one axis: the neighbours in a node, or on a ring
-SHARDED = WeightUpdate("sharded")
+UPDATES = WeightUpdate(), WeightUpdate("sharded"), WeightUpdate("sharded", regather=True)
 
 
 @dataclass(frozen=True)
 class Turn:
     """The candidates of one knob, for a plan whose other knobs are set; those that need least time first.
 
-    `spends`: candidates after the current one only save memory, and cost time; they are tried if the plan does not fit.
-    `rare` values seldom help, or take long to try; they are tried when the others improve nothing.
+    `late` values are not estimated: they are costed for the two best plans.
     """
 
     knob: str
     candidates: Callable[[Plan], Sequence[Any]]
-    spends: bool = False
-    rare: Callable[[Any], bool] = lambda value: False
+    late: Callable[[Any], bool] = lambda value: False
 
 
 def _updates(plan: Plan) -> list[WeightUpdate]:
@@ -39,8 +37,8 @@ def _updates(plan: Plan) -> list[WeightUpdate]:
     groups += [
         f"{axis}:{SEVERAL}" for axis in axes if plan.mesh.axes[axis] > SEVERAL and not plan.mesh.axes[axis] % SEVERAL
     ]
-    grouped = [WeightUpdate("sharded", group=group) for group in groups]
-    return [WeightUpdate(), SHARDED, *grouped, WeightUpdate("sharded", regather=True)]
+    again = plan.weight_update.regather
+    return [*UPDATES, *(WeightUpdate("sharded", group=group, regather=again) for group in groups)]
 
 
 def _chunks(plan: Plan) -> tuple[int, ...]:
@@ -50,17 +48,17 @@ def _chunks(plan: Plan) -> tuple[int, ...]:
 
 
 def _overlaps(plan: Plan) -> tuple[Overlap, ...]:
-    modes = ("none", "skew", "list", "dw", "halves") + ("ticks",) * (plan.microbatches > 1)
-    return tuple(map(Overlap, modes))
+    """The plans that keep loops: those that unroll them take minutes to make for a deep model."""
+    return tuple(map(Overlap, ("none", "skew", *("ticks",) * (plan.microbatches > 1))))
 
 
 TURNS = (
-    Turn("weight_update", _updates, rare=lambda update: update.group is not None),
-    Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload"), spends=True),
-    Turn("microbatches", lambda plan: tuple(2**i for i in range(8)), spends=True),
-    Turn("chunks", _chunks, rare=lambda chunks: chunks > 1),
-    Turn("overlap", _overlaps, rare=lambda overlap: overlap.mode != "none"),
-    Turn("steps", lambda plan: ("flat", "auto"), rare=lambda steps: steps != "flat"),
+    Turn("weight_update", _updates, late=lambda update: update.group is not None),
+    Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload")),
+    Turn("microbatches", lambda plan: tuple(2**i for i in range(8))),
+    Turn("chunks", _chunks, late=lambda chunks: chunks > 1),
+    Turn("overlap", _overlaps, late=lambda overlap: overlap.mode != "none"),
+    Turn("steps", lambda plan: ("flat", "auto"), late=lambda steps: steps != "flat"),
 )
 
 
@@ -96,7 +94,7 @@ def _given(turn: Turn, values: Sequence[Any]) -> Turn:
     candidates = tuple(getattr(Plan(**{turn.knob: value}), turn.knob) for value in values)
     if not candidates:
         raise LayoutError(f"knobs: no value of {turn.knob} to try; leave it out, or give None for the usual values")
-    return Turn(turn.knob, lambda plan: candidates, turn.spends, turn.rare)
+    return Turn(turn.knob, lambda plan: candidates, turn.late)
 
 
 def title(knob: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..cost.machine import Machine
 from ..ir import Graph
-from ..layouts import Layout, Mesh
+from ..layouts import Layout
 from .result import SearchProgress
 from .space import Space, space
 
@@ -21,11 +21,9 @@ class SearchRequest:
     limit: float = math.inf  # bytes per device
     fixed: Layout = field(default_factory=Layout)
     dims: Collection[str] | None = None
-    time_limit: float | None = 60.0  # seconds
-    patience: float | None = None  # stop after this many processor seconds without improvement
+    plans: int | None = None  # that are costed exactly, at most
     progress: Callable[[SearchProgress], None] | None = None
-    started: float | None = None  # by `time.perf_counter`; default: when the search begins
 
-    def space(self, graph: Graph, mesh: Mesh) -> Space:
-        """The layouts of a graph on a mesh that are candidates."""
-        return space(graph, mesh, fixed=self.fixed, dims=self.dims)
+    def space(self, graph: Graph) -> Space:
+        """The layouts of a graph that are candidates."""
+        return space(graph, fixed=self.fixed, dims=self.dims)

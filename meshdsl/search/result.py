@@ -15,19 +15,23 @@ from .evaluate import Entry
 
 @dataclass(frozen=True)
 class Counts:
-    """Number of candidates by outcome: the last three sum to `candidates`."""
+    """Number of plans by outcome."""
 
     meshes: int = 0
-    candidates: int = 0  # every combination of knobs and of one option per dim, on every mesh
-    illegal: int = 0  # two dims of a tensor would share an axis, or partition raises for another reason
-    costed: int = 0
-    unseen: int = 0  # not visited; may include illegal layouts
+    estimated: int = 0  # all at once, from the graph; where every plan is costed: the combinations of all choices
+    illegal: int = 0  # two dims of a tensor would share an axis, or the compiler refuses the plan for another reason
+    costed: int = 0  # exactly
+    ratios: tuple[float, float] | None = None  # the least and the greatest of exact over estimated seconds
 
     def __str__(self) -> str:
-        unseen = f", {self.unseen:,} not looked at" if self.unseen else ""
+        on = f" on {self.meshes} meshes" if self.meshes > 1 else ""
+        refused = f", {self.illegal:,} illegal" if self.illegal else ""
+        if self.ratios is None:
+            return f"{self.estimated:,} candidates{on}{refused}, {self.costed:,} costed exactly"
+        low, high = (f"{ratio:.2f}" for ratio in self.ratios)
+        between = low if low == high else f"{low} to {high}"
         return (
-            f"{self.candidates:,} candidates on {self.meshes} mesh{'es' * (self.meshes > 1)}: "
-            f"{self.illegal:,} illegal, {self.costed:,} costed{unseen}"
+            f"{self.estimated:,} plans estimated{on}, {self.costed:,} costed exactly{refused}; exact/estimate {between}"
         )
 
 
@@ -35,19 +39,17 @@ class Counts:
 class SearchProgress:
     """State of a running search. `print` shows one line."""
 
-    seconds: float
     counts: Counts
     best: Entry | None
     bound: float
 
     def __str__(self) -> str:
         if self.best is None:
-            return f"{self.seconds:.0f} s: nothing costed yet"
+            return "nothing costed yet"
         fits = "" if self.best.fits else " (over the limit)"
         return (
-            f"{self.seconds:.0f} s: {self.counts.costed:,} costed, {self.counts.unseen:,} to go; best "
-            f"{seconds(self.best.seconds)}{fits} with '{self.best.layout}' on "
-            f"'{self.best.mesh}', gap {gap(self.best.seconds, self.bound):.1%}"
+            f"{self.counts.costed:,} costed; best {seconds(self.best.seconds)}{fits} with '{self.best.layout}' on "
+            f"'{self.best.mesh}'"
         )
 
 
@@ -67,8 +69,8 @@ class SearchResult:
     runners_up: tuple[Entry, ...]
     counts: Counts
     bound: float  # lower bound of the seconds of every candidate that fits
-    stopped: str  # reason for an early stop; empty if the search ran to its end
-    seconds: float  # duration of the search
+    complete: bool  # every plan is costed
+    stopped: str = ""  # reason for an early stop; empty if the search ran to its end
     knobs: tuple[str, ...] = ()  # searched besides mesh and layout
     fixed: tuple[str, ...] = ()  # knobs that the function does not take, each with the reason
 
@@ -98,8 +100,8 @@ class SearchResult:
                 "counts": vars(self.counts),
                 "bound": self.bound,
                 "gap": self.gap,
+                "complete": self.complete,
                 "stopped": self.stopped,
-                "search_seconds": self.seconds,
             }
         )
 
@@ -128,10 +130,11 @@ class SearchResult:
         return "\n\n".join(parts)
 
     def _proof(self) -> str:
-        how = f"all costed: {self.counts}" if not self.stopped else f"stopped by {self.stopped}: {self.counts}"
-        least, best = seconds(self.bound), seconds(self.best.seconds)
-        open_gap = f"\n  no candidate takes less than {least}; the best takes {best}" if self.gap else ""
-        return f"{how}; gap {self.gap:.0%}, {seconds(self.seconds)}{open_gap}"
+        if self.complete:
+            return f"every plan is costed: {self.counts}"
+        early = f"; stopped by {self.stopped}" if self.stopped else ""
+        floor = f"products, reductions and updates alone, divided over all devices, take {seconds(self.bound)}"
+        return f"{self.counts}{early}\n  {floor}, {self.gap:.0%} less than the best plan: a bound, not a plan"
 
 
 def _figures(entry: Entry) -> str:

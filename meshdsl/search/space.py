@@ -1,4 +1,4 @@
-"""Search space: every assignment of mesh axes to the dims of a graph, except assignments that are surely illegal.
+"""The layouts that a search may choose: the dims that take axes, the meshes, and every layout of a small space.
 
 A dim takes one axis or several, and is never split into more blocks than it has elements. The space omits layouts that
 give one axis to two dims of one input. Partition detects all other illegal layouts.
@@ -7,7 +7,7 @@ give one axis to two dims of one input. Partition detects all other illegal layo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 
@@ -15,89 +15,86 @@ from ..errors import LayoutError, nearest
 from ..ir import Graph, walk
 from ..layouts import Layout, Mesh
 from ..layouts.layout import matches
-from ..layouts.sharding import Axes
 from ..lowering.partition.partition import preferences
 
 AXES = "x", "y", "z"  # of generated meshes
-Row = tuple[int, ...]  # a layout: an option number for each dim of its space
+Role = tuple[str, ...]  # the dims that have one axis of a mesh, sorted
 
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The layouts of one mesh: one option per dim, such that no two dims of one input share an axis."""
+    """The layouts of a graph: `sizes` of the dims to choose axes for, and the pairs of dims that share an input."""
 
-    mesh: Mesh
     fixed: Layout  # rules and overrides of every layout
-    dims: tuple[str, ...]
-    options: tuple[tuple[Axes, ...], ...]  # by dim; the first option replicates it
-    apart: frozenset[frozenset[str]]  # pairs of dims of one input
+    sizes: Mapping[str, int]
+    apart: frozenset[frozenset[str]]
 
-    @property
-    def size(self) -> int:
-        """Number of combinations of options."""
-        return math.prod(map(len, self.options))
+    def role(self, mesh: Mesh, axis: str) -> Role:
+        """The dims that have an axis by the fixed rules."""
+        return tuple(sorted(d for d, axes in self.fixed.on(mesh).rules.items() if axis in axes))
 
-    def rows(self) -> Iterator[Row]:
-        """Every layout."""
-        return filter(self.allows, product(*(range(len(cuts)) for cuts in self.options)))
-
-    def allows(self, row: Row) -> bool:
-        """True if no two dims of one input share an axis in this layout."""
-        own = [(d, cuts[n]) for d, cuts, n in zip(self.dims, self.options, row, strict=True) if n]
-        ruled = [*self.fixed.on(self.mesh).rules.items(), *own]
-        return not any(
-            b in self.dims and frozenset((a, b)) in self.apart and not set(cut).isdisjoint(other)
-            for (a, cut), (b, other) in combinations(ruled, 2)
+    def allows(self, mesh: Mesh, roles: Sequence[Iterable[str]]) -> bool:
+        """True if no dim has more blocks than elements, and no two dims of one input share an axis."""
+        blocks: dict[str, int] = {}
+        for n, role in zip(mesh.axes.values(), roles, strict=True):
+            for dim in role:
+                blocks[dim] = blocks.get(dim, 1) * n
+        return all(blocks[d] <= self.sizes.get(d, math.inf) for d in blocks if d not in self.fixed.rules) and all(
+            not (a in self.sizes or b in self.sizes) or frozenset((a, b)) not in self.apart
+            for role in roles
+            for a, b in combinations(role, 2)
         )
 
-    def layout(self, row: Row) -> Layout:
-        """The layout of a row: fixed rules first, then rules in the order of the dims."""
-        rules = {d: options[i] for d, options, i in zip(self.dims, self.options, row, strict=True) if options[i]}
-        return Layout({**self.fixed.rules, **rules}, overrides=self.fixed.overrides)
+    def layout(self, mesh: Mesh, roles: Sequence[Collection[str]]) -> Layout:
+        """The layout of these roles: fixed rules first, then rules in the order of the dims."""
+        axes = list(mesh.axes)
+        rules = {d: tuple(a for a, role in zip(axes, roles, strict=True) if d in role) for d in self.sizes}
+        return Layout(
+            {**self.fixed.rules, **{d: cut for d, cut in rules.items() if cut}}, overrides=self.fixed.overrides
+        )
 
-    def contains(self, layout: Layout) -> bool:
-        """True if a layout is one of these, or one that only partition knows to be illegal."""
-        own = {d: cut for d, cut in layout.rules.items() if self.fixed.rules.get(d) != cut}
-        chosen = dict(zip(self.dims, self.options, strict=True))
-        return layout.overrides == self.fixed.overrides and all(cut in chosen.get(d, ()) for d, cut in own.items())
+    def size(self, mesh: Mesh) -> int:
+        """The number of combinations of axes for the dims, illegal ones included."""
+        return math.prod(len(cuts) for cuts in self._cuts(mesh).values())
 
-    def row(self, layout: Layout) -> Row:
-        """The option numbers of a layout, which must be in this space."""
-        return tuple(options.index(layout.axes(d)) for d, options in zip(self.dims, self.options, strict=True))
+    def every(self, mesh: Mesh) -> Iterator[Layout]:
+        """Every layout on a mesh."""
+        cuts = self._cuts(mesh)
+        for picks in product(*cuts.values()):
+            own = dict(zip(cuts, picks, strict=True))
+            roles = [[d for d in own if axis in own[d]] for axis in mesh.axes]
+            roles = [{*role, *self.role(mesh, axis)} for role, axis in zip(roles, mesh.axes, strict=True)]
+            if self.allows(mesh, [sorted(role) for role in roles]):
+                yield self.layout(mesh, roles)
+
+    def _cuts(self, mesh: Mesh) -> dict[str, list[tuple[str, ...]]]:
+        """The axes that each dim may take, in mesh order; dims that can take none are omitted."""
+        axes = [a for a, n in mesh.axes.items() if n > 1]
+        cuts = [cut for n in range(len(axes) + 1) for cut in combinations(axes, n)]
+        each = {d: [cut for cut in cuts if mesh.count(cut) <= size] for d, size in self.sizes.items()}
+        return {d: options for d, options in each.items() if len(options) > 1}
 
 
-def space(
-    graph: Graph,
-    mesh: Mesh,
-    *,
-    fixed: Layout | None = None,
-    dims: Collection[str] | None = None,
-) -> Space:
-    """The layouts of a graph on a mesh.
+def space(graph: Graph, *, fixed: Layout | None = None, dims: Collection[str] | None = None) -> Space:
+    """The layouts of a graph.
 
     >>> import meshdsl as md
     >>> step = md.compile(lambda x, w: md.dot(x, w, "io"), "rows:2 cols:4", "")
-    >>> graph = step.graph(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32"))
-    >>> candidates = space(graph, md.Mesh("rows:2 cols:4"))
-    >>> candidates.dims, candidates.options[0]
-    (('batch', 'io', 'hidden'), ((), ('rows',), ('cols',), ('rows', 'cols')))
-    >>> candidates.size, len(list(candidates.rows()))
+    >>> candidates = space(step.graph(md.spec("batch:8 io:16"), md.spec("io:16 hidden:32")))
+    >>> dict(candidates.sizes)
+    {'batch': 8, 'io': 16, 'hidden': 32}
+    >>> candidates.size(md.Mesh("rows:2 cols:4")), len(list(candidates.every(md.Mesh("rows:2 cols:4"))))
     (64, 25)
 
     Every layout keeps the rules and overrides of `fixed`. `dims` are the dims to choose for; default: all but private
-    dims such as `batch__parts` that no input has. A dim takes one axis or more, in mesh order.
-    Raises `LayoutError` for unknown dims.
+    dims such as `batch__parts` that no input has. Raises `LayoutError` for unknown dims.
     """
     fixed = fixed or Layout()
     sizes = _sizes_of(graph)
     _check(sizes, fixed, dims)
-    axes = [a for a, n in mesh.axes.items() if n > 1]
     given = {d.name for v in graph.ins for d in v.dims}
     free = [d for d in sizes if d not in fixed.rules and (d in given or "__" not in d if dims is None else d in dims)]
-    cuts = [cut for n in range(len(axes) + 1) for cut in combinations(axes, n)]
-    options = {d: tuple(cut for cut in cuts if mesh.count(cut) <= sizes[d]) for d in free}
-    options = {d: cuts for d, cuts in options.items() if len(cuts) > 1}
-    return Space(mesh, fixed, tuple(options), tuple(options.values()), frozenset(_apart(graph, fixed)))
+    return Space(fixed, {d: sizes[d] for d in free}, frozenset(_apart(graph, fixed)))
 
 
 def _sizes_of(graph: Graph) -> dict[str, int]:

@@ -14,6 +14,7 @@ from ..compile.signature import Stages
 from ..cost.network import has_slow_axis
 from ..cost.report.report import Report
 from ..errors import MeshdslError
+from ..ir import Graph, walk
 from ..layouts import Layout, Mesh
 from ..trace import tree
 from .evaluate import SearchProblem
@@ -42,7 +43,7 @@ class Variants:
         self.priced = "steps" in (first or {})  # the search's machine decides on steps in plans with "auto"
         self.refused: dict[tuple[str, int], str] = {}  # steps that cannot be made
         self._steps: dict[tuple[str, int], Compiled] = {(own.remat, own.microbatches): compiled}
-        self._graphs: dict[str, tuple[str, int]] = {}
+        self._alike: dict[Any, list[tuple[Graph, tuple[str, int]]]] = {}  # graphs with the same operations
         self._canonical: dict[tuple[str, int], tuple[str, int]] = {}
         self._problems: dict[Plan, SearchProblem] = {}
 
@@ -60,11 +61,20 @@ class Variants:
             except MeshdslError as error:
                 self.refused[step] = str(error)
                 return None
-            self._canonical[step] = self._graphs.setdefault(str(stages.graph), step)
+            self._canonical[step] = self._first_equal(stages.graph, step)
         remat, microbatches = self._canonical[step]
         flat = self.priced and plan.steps == "auto" and not has_slow_axis(self.machine.network, plan.mesh)
         steps = "flat" if flat else plan.steps
         return plan.replace(remat=remat, microbatches=microbatches, steps=steps, machine=None)
+
+    def _first_equal(self, graph: Graph, step: tuple[str, int]) -> tuple[str, int]:
+        """The first step with a graph that prints the same; graphs with other operations are not printed."""
+        alike = self._alike.setdefault(tuple(eqn.op for eqn, _ in walk(graph)), [])
+        text = str(graph) if alike else ""
+        first = next((known for other, known in alike if str(other) == text), None)
+        if first is None:
+            alike.append((graph, step))
+        return first or step
 
     def problem(self, plan: Plan) -> SearchProblem:
         """The problem of a canonical plan."""

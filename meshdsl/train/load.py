@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import pkgutil
 import re
 import sys
@@ -20,6 +19,7 @@ import meshdsl as md
 from meshdsl import models
 
 from ..errors import UsageError, Where, nearest, raised, text_of
+from ..errors.values import LONGEST, load_json
 
 FILLS = re.compile(r":\*(?=[\s,;]|$)")  # the size of a mesh axis that fills the devices
 
@@ -53,7 +53,8 @@ def load(text: str) -> md.Workload:
     if name not in found:
         kind = type(vars(module)[name]).__name__
         raise UsageError(
-            f"{name!r} in {path} has type {kind}, not md.Workload; there are: {', '.join(found) or 'none'}"
+            f"{name!r} in {path} has type {kind}, not md.Workload or an imported loss; "
+            f"there are: {', '.join(found) or 'none'}"
         )
     return found[name]
 
@@ -79,10 +80,7 @@ def _configured_by(path: Path) -> md.Workload:
     Raises `UsageError` for a type that no module of `meshdsl.models` reads, and for keys that the model does not know.
     """
     _check_file(path)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
+    values = load_json(path)
     readers: dict[object, md.Workload] = {}
     for workload in _all_bundled().values():
         if workload.hugging_face is not None:
@@ -111,12 +109,19 @@ def _all_bundled() -> dict[str, md.Workload]:
 
 
 def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
-    return {key: value for key, value in vars(module).items() if isinstance(value, md.Workload) and key[0] != "_"}
+    """The workloads of a module, and the losses in it that `md.from_jax` imported."""
+    public = {key: value for key, value in vars(module).items() if key[0] != "_"}
+    imported = {key: value for key, value in public.items() if isinstance(value, md.Imported)}
+    return {key: value for key, value in public.items() if isinstance(value, md.Workload)} | {
+        key: value.workload(key) for key, value in imported.items() if value.result_dims == [()]
+    }
 
 
 def _check_file(path: Path) -> None:
     try:
         if path.is_file():
+            if path.stat().st_size > LONGEST:
+                raise UsageError(f"{path} has more than {LONGEST} bytes, the limit of a workload's file")
             return
         files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
     except (OSError, ValueError) as error:

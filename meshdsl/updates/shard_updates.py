@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ..dims import Shape
 from ..errors import InternalError
-from ..errors.deadline import check_deadline
 from ..ir import Because, Eqn, Graph, Scan, Var, verify, walk
 from ..layouts import Layout, Sharding
 from ..layouts.sharding import Axes
@@ -116,7 +115,6 @@ def _decide(
     chosen: list[Update] = []
     decisions: list[Decision] = []
     for v, out in weights:
-        check_deadline()
         if any(v in update.carried for update in chosen):  # optimizer state (a moment) of an earlier weight
             continue
         try:

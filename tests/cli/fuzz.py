@@ -66,7 +66,7 @@ OPTIONS = [
     *("--layout", "--mesh", "--set", "--machine", "--memory", "--place", "--steps", "--seed"),
     *("--devices", "--eval-every", "--eval-batches", "--save-every", "--keep", "--resume", "--log-every", "--config"),
     *("--checkpoints", "--metrics", "--html", "--trace", "--dim", "--collective", "--window", "--overlap"),
-    *("--weight-update", "--non-finite", "--process", "--processes", "--coordinator", "--time-limit", "--patience"),
+    *("--weight-update", "--non-finite", "--process", "--processes", "--coordinator", "--plans"),
     *("--json", "--forward", "--moves", "--graph", "--program", "--print-config", "--dry-run", "--take-over"),
     *("--jsn", "--stpes", "-x", "---", "--layuot", "--set=", "--no-such-option=3", "--params-only", "--out"),
     *("--plan", "--remat", "--microbatches", "--regather", "--update-group", "--tokens", "--price", "--axis", "--to"),
@@ -144,7 +144,7 @@ def arguments(draw: random.Random, workload: str) -> list[str]:
     if command == "train":  # what would run for long, or start processes, is only checked
         words.append(draw.choice(["--dry-run", "--print-config", "--print-config"]))
     if command == "search":
-        words += ["--time-limit", "0.1"]
+        words += ["--plans", "1"]
     if draw.random() < 0.05:
         draw.shuffle(words)
     return words

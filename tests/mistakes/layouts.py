@@ -192,5 +192,8 @@ ROWS = [
         "split is 'batch:y' (str); expected Mapping",
     ),
     (lambda: md.search(SMALL, devices="2"), "a mesh has at least 1 device, got '2'"),
-    (lambda: md.search(SMALL, mesh="rows:2", time_limit=-1), "time_limit is a number of at least 0, or None; got -1"),
+    (
+        lambda: md.search(SMALL, mesh="rows:2", plans=0),
+        "plans is the number of plans to cost, at least 1, or None; got 0",
+    ),
 ]

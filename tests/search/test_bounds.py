@@ -1,4 +1,4 @@
-"""Bounds are below the cost of every layout, and a program after partition alone has the time of the real one."""
+"""The floor of a search is below the cost of every layout."""
 
 from __future__ import annotations
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
-from types import SimpleNamespace
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 import meshdsl as md
-from meshdsl.errors.deadline import OutOfTimeError, deadline
 from meshdsl.models import mlp, transformer
-from meshdsl.pipelines import bubble
 from meshdsl.search import plans
 from meshdsl.search.knobs import TURNS, turns_of
-from meshdsl.search.local_search import LocalSearch
 from meshdsl.search.space import space
 
 SMALL = mlp.mlp.replace(batch=1024, io=512, hidden=1024)
@@ -27,13 +25,15 @@ LM = transformer.lm.replace(batch=16, length=64, layers=2, d_model=64, heads=4, 
 def brute_force(workload: md.Workload, mesh: str, knobs: dict[str, list[Any]], dims: str, machine: str, limit: float):
     """Every plan: its seconds and peak, by plan; without those that are illegal."""
     graph = md.compile(workload.train_step(), mesh).graph(*workload.specs())
-    candidates = space(graph, md.Mesh(mesh), dims=dims.split())
+    grid, candidates = md.Mesh(mesh), space(graph, dims=dims.split())
     found: dict[md.Plan, tuple[float, int]] = {}
-    for row in itertools.product(*(range(len(cuts)) for cuts in candidates.options)):
+    cuts = [cut for n in range(len(grid.axes) + 1) for cut in itertools.combinations(grid.axes, n)]
+    for picks in itertools.product(cuts, repeat=len(candidates.sizes)):
+        layout = md.Layout({d: cut for d, cut in zip(candidates.sizes, picks, strict=True) if cut})
         for values in itertools.product(*knobs.values()):
             given = dict(zip(knobs, values, strict=True))
             needs = given.get("overlap", "none") != "none"
-            plan = md.Plan(mesh, candidates.layout(row), **given, machine=machine if needs else None)
+            plan = md.Plan(mesh, layout, **given, machine=machine if needs else None)
             try:
                 step = md.compile(workload.train_step(), plan=plan, donate=(0, 1))
                 report = step.cost(*workload.specs(), machine=machine, limit=limit)
@@ -61,27 +61,27 @@ def test_plan_search_equals_brute_force(workload: Any, mesh: str, knobs: Any, di
     every = brute_force(workload, mesh, knobs, dims, machine, math.inf)
     peaks = sorted(peak for _, peak in every.values())
     for limit in (math.inf, peaks[0]):
-        result = md.search(workload, mesh=mesh, knobs=knobs, dims=dims, machine=machine, limit=limit, time_limit=None)
+        result = md.search(workload, mesh=mesh, knobs=knobs, dims=dims, machine=machine, limit=limit)
         least = min(seconds for seconds, peak in every.values() if peak <= limit)
-        assert (result.stopped, result.gap) == ("", 0.0)
-        assert result.best.seconds == least == result.bound
+        assert result.complete and least == result.bound
+        assert result.best.seconds <= 1.01 * least
         assert every[result.plan] == (result.best.seconds, result.best.peak_bytes)
     with pytest.raises(md.LayoutError, match="no plan costed fits"):
         md.search(workload, mesh=mesh, knobs=knobs, dims=dims, machine=machine, limit=peaks[0] - 1)
 
 
 def test_plan_search_result_costs_what_compile_costs():
-    result = md.search(LM, devices=4, time_limit=3.0, machine="tpu-v5e")
+    result = md.search(LM, devices=4, plans=4, machine="tpu-v5e")
     step = md.compile(LM.train_step(), plan=result.plan, donate=(0, 1))
     report = step.cost(*LM.specs(), machine="tpu-v5e")
     assert (report.seconds, report.peak_bytes) == (result.best.seconds, result.best.peak_bytes)
-    assert 0 <= result.bound <= result.best.seconds and result.stopped
+    assert 0 <= result.bound <= result.best.seconds and not result.complete
     assert result.to_dict()["plan"] == result.plan.to_dict()
 
 
 def test_plan_search_text_says_why_runners_up_lose():
     text = str(md.search(SMALL, mesh="x:4", machine="h100:compiled", dims="batch", knobs="remat weight_update"))
-    for words in ("the best plan", "weight update", "all costed", "next:"):
+    for words in ("the best plan", "weight update", "every plan is costed", "next:"):
         assert words in text
     assert "remat: the config of mlp has no field remat" in text
 
@@ -123,7 +123,7 @@ def test_search_takes_steps_where_they_are_faster():
     assert md.search(f, x, **on).best.seconds == flat.best.seconds
     with pytest.raises(md.NoEffectError, match="no mesh has axes of several levels of 'h100'"):
         md.search(f, x, mesh="gpu:8", machine="h100", knobs="steps")
-    assert "steps" not in md.search(LM, devices=4, machine="h100", time_limit=0.0).knobs
+    assert "steps" not in md.search(LM, devices=4, machine="h100", plans=1).knobs
 
 
 def test_every_turn_is_a_knob_of_a_plan():
@@ -143,31 +143,41 @@ def test_plan_search_interrupted_keeps_the_best_so_far():
         if progress.best is not None:
             raise KeyboardInterrupt
 
-    result = md.search(LM, devices=4, progress=interrupt, time_limit=None)
+    result = md.search(LM, devices=4, progress=interrupt)
     assert result.stopped == "an interrupt" and result.gap > 0 and str(seen[-1]).count("costed")
 
 
 def test_plan_search_is_at_least_as_good_as_its_start():
     start = md.Plan("x:2 y:4", "batch:x,y heads:y", weight_update="sharded", remat="none")
-    result = md.search(LM, devices=8, machine="h100:compiled", time_limit=0.0, start=start)
+    result = md.search(LM, devices=8, machine="h100:compiled", plans=1, start=start)
     assert result.plan == start
     with pytest.raises(md.LayoutError, match="this is a search for layouts"):
         md.search(LM, devices=8, machine="h100:compiled", knobs=(), start=start)
 
 
-def test_plan_search_without_time_costs_one_plan():
-    result = md.search(LM, devices=8, machine="h100:compiled", time_limit=0.0)
-    assert (result.counts.costed, result.stopped) == (1, "the time limit of 0 s")
+ANSWER = """
+import meshdsl as md
+from meshdsl.models import mlp
+found = md.search(mlp.mlp.replace(batch=1024, io=512, hidden=1024), devices=4, machine="h100:compiled", plans=4)
+print(found.plan.to_dict(), found.best.outcome, found.counts)
+"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [1.0, 5.0, 20.0])
-def test_plan_search_keeps_its_time_limit(limit: float):
-    deep = transformer.lm.replace(layers=24, d_model=512, d_ff=2048, batch=64)
-    started = time.perf_counter()
-    result = md.search(deep, devices=64, machine="h100:compiled", time_limit=limit)
-    assert result.seconds <= limit + 1
-    assert str(result) and time.perf_counter() - started <= limit + 3
+def test_plan_search_has_the_same_answer_with_every_hash_seed():
+    def answer(seed: str) -> str:
+        run = subprocess.run(
+            [sys.executable, "-c", ANSWER], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True
+        )
+        return run.stdout.decode()
+
+    assert answer("1") == answer("2") and "costed exactly" in answer("1")
+
+
+def test_plan_search_costs_fewer_plans_of_long_programs():
+    """30,000 equations in all, but at least 4 plans."""
+    assert plans.EQUATIONS // plans.USUAL == 1000 and plans.LEAST == 4
+    result = md.search(LM, devices=8, machine="h100:compiled", plans=3)
+    assert result.counts.costed <= 3 and not result.complete
 
 
 RECIPES = [  # what people write first
@@ -193,61 +203,38 @@ def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float)
     limit = part * cost(md.Plan("x:8", "batch:x")).peak_bytes
     every = [report.seconds for report in map(cost, RECIPES) if report.peak_bytes <= limit]
     dims, meshes = "batch length vocab d_ff heads", ["x:8", "x:4 y:2"]
-    result = md.search(wide, mesh=meshes, dims=dims, machine=machine, limit=limit, knobs=knobs, time_limit=None)
+    result = md.search(wide, mesh=meshes, dims=dims, machine=machine, limit=limit, knobs=knobs)
     assert every and result.best.fits and result.best.seconds <= min(every)
 
 
-def test_plan_search_gives_up_plans_that_are_not_costed_in_time():
-    with deadline(-1.0), pytest.raises(OutOfTimeError):
-        md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x")).cost(*LM.specs(), machine="h100:compiled")
-    deadline_is_over = md.compile(LM.train_step(), plan=md.Plan("x:2", "batch:x"))
-    assert deadline_is_over.cost(*LM.specs(), machine="h100:compiled").seconds > 0
-
-
-@pytest.mark.parametrize(("bandwidth", "layout", "microbatches"), [(350e9, "layer:x batch:x", 1), (2e9, "layer:x", 16)])
-def test_local_search_takes_stages_where_the_network_is_slow(
-    bandwidth: float, layout: str, microbatches: int, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize(("bandwidth", "layout", "microbatches"), [(350e9, "batch:x", 1), (2e9, "layer:x", 16)])
+def test_search_takes_stages_where_the_network_is_slow(bandwidth: float, layout: str, microbatches: int):
     """Stages send activations, and data parallelism sends the gradients of these wide layers."""
-    monkeypatch.setattr(plans, "FEW", 0)
     machine = md.machine("h100:compiled")
     levels = tuple(dataclasses.replace(level, bandwidth=bandwidth) for level in machine.network.levels)
     machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels, tables=()))
     wide = LM.replace(batch=32, length=512, layers=4, d_model=512, d_head=128, d_ff=65536, vocab=512)
     knobs: dict[str, list[Any]] = {"remat": ["full"], "microbatches": [1, 16]}
     place: dict[str, Any] = {"mesh": "x:4", "dims": "batch layer", "machine": machine, "knobs": knobs}
-    found = md.search(wide, **place, time_limit=None)
+    found = md.search(wide, **place, plans=5)
     assert (str(found.best.plan.layout), found.best.plan.microbatches) == (layout, microbatches)
-
-
-def test_pipelines_are_estimated_in_the_named_layouts():
-    """On the axes that no stages use, such as `length:cols; heads:cols` with `cols` renamed to `y`."""
-    local: Any = LocalSearch.__new__(LocalSearch)
-    local.layouts = SimpleNamespace(hints=LM.layouts, seconds=lambda plan: 8.0 * len(plan.layout.rules))
-    local.space, local._staged = SimpleNamespace(keeps_request=lambda plan: True), set()
-    plan = md.Plan("x:4 y:2", "batch:x; d_ff:y")
-    found = {str(staged.layout): seconds for seconds, staged in local._over(plan, "x", "layer", [8])}
-    assert found["length:y vocab:y d_ff:y heads:y layer:x"] == 32 / 4 / (1 - bubble(4, 8))
-    assert found["d_ff:y layer:x"] == 8 / 4 / (1 - bubble(4, 8))  # the plan's own layout
-    assert not list(local._over(plan, "x", "layer", [8]))  # each is tried once
 
 
 def test_search_tries_ticks_where_there_are_micro_batches():
     (turn,) = turns_of("overlap")
     modes = [[value.mode for value in turn.candidates(md.Plan("x:4", "layer:x", microbatches=m))] for m in (1, 4)]
-    assert modes[1] == [*modes[0], "ticks"] and "ticks" in plans.FIRST_OVERLAP
+    assert modes[1] == [*modes[0], "ticks"]
 
 
-@pytest.mark.parametrize(("bandwidth", "few", "chunks"), [(350e9, 0, 2), (350e9, 300, 2), (2e9, 0, 1)])
+@pytest.mark.parametrize(("bandwidth", "most", "chunks"), [(350e9, 2, 2), (350e9, 30, 2), (2e9, 2, 1)])
 def test_search_interleaves_stages_where_the_weights_that_move_cost_less_than_the_bubble(
-    bandwidth: float, few: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+    bandwidth: float, most: int, chunks: int
 ):
-    monkeypatch.setattr(plans, "FEW", few)
     machine = md.machine("h100:compiled")
     levels = tuple(dataclasses.replace(level, bandwidth=bandwidth) for level in machine.network.levels)
     machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels, tables=()))
     deep = LM.replace(batch=32, length=512, layers=8, d_model=1024, d_head=128, d_ff=8192, vocab=64)
     knobs: dict[str, Any] = {"remat": ["full"], "microbatches": [4], "chunks": None}
-    found = md.search(deep, mesh="x:4", layout="layer:x", dims="", machine=machine, knobs=knobs, time_limit=None)
+    found = md.search(deep, mesh="x:4", layout="layer:x", dims="", machine=machine, knobs=knobs, plans=most)
     tried = {entry.plan.chunks for entry in (found.best, *found.runners_up)}
     assert found.best.plan.chunks == chunks and tried == {1, 2}  # of 2 layers, there are no 4

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tests.together import ROOT, free_port
 
+SMALL = [word for size in ("batch=12", "length=64", "d_model=64", "d_ff=256", "layers=2") for word in ("--set", size)]
 TOLERANCE = 1e-5  # of a loss, relative: float32 sums in another order
 SECONDS = 300.0
 
@@ -104,7 +105,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--workload", default="transformer:lm")
     options, more = parser.parse_known_args()
-    workload = [options.workload, *more]
+    workload = [options.workload, *(more or SMALL)]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         alone = Run(home / "whole", workload, 1, options.steps, None)

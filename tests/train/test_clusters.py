@@ -17,7 +17,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.tools.commands import devices
+from meshdsl.train import resolve
 from meshdsl.train.checkpoint.directory import step_numbers
+from tests.cli.running import here
 from tests.together import free_port
 from tests.train import endings
 
@@ -168,3 +170,27 @@ def test_processes_of_a_run_end_within_seconds_when_one_does(fault: str, where: 
         "kill": "process 0 is gone: it was killed, or its host is\n  so process 1 ends in step",
         "data": "the processes of this run differ in what they store of step 4\n  ['params']['v']",
     }[fault] in said, said
+
+
+@pytest.mark.parametrize(
+    ("mesh", "devices", "filled"),
+    [("all:*", 3, "all:3"), ("rows:*;cols:2", 6, "rows:3;cols:2"), ("rows:2", 8, "rows:2"), ("rows:*", None, "rows:1")],
+)
+def test_a_mesh_axis_fills_the_devices(mesh: str, devices: int | None, filled: str):
+    settings = resolve("tests/train/tiny.py:tiny", options={"mesh": mesh, "layout": "batch:rows"})
+    assert str(settings.run_plan(devices).mesh) == str(md.Mesh(filled))
+    assert settings.to_dict()["mesh"] == mesh, "what is saved with a run is what was asked for"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--mesh", "rows:*;cols:3", "--devices", "8"), "8 devices cannot be divided by 3, the size of the other axes"),
+        (("--mesh", "rows:*;cols:*", "--devices", "8"), "a mesh axis is written name:size"),
+        (("--mesh", "rows:*2", "--devices", "8"), "a mesh axis is written name:size"),
+        (("--mesh", "rows:*", "--dry-run"), "--dry-run knows no devices that fill the mesh 'rows:*'; add --devices N"),
+    ],
+)
+def test_a_mesh_that_cannot_fill_the_devices_says_why(options: tuple[str, ...], message: str):
+    run = here("train", "tests/train/tiny.py:tiny", "--layout", "batch:rows", *options)
+    assert run.code in (2, 3) and message in run.err, run

@@ -1,13 +1,19 @@
-"""Each primitive of JAX as operations of meshdsl. A handler takes the replay, the step and its operands: tensors, or
-numbers for constants of one element. It returns the result, or a list of results."""
+"""Each primitive of JAX as operations of meshdsl: `new_replay` has the handlers of all."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Sequence
 
-from .registry import HANDLERS, RefusedError
+from meshdsl import jax_functions
 
-for _name in ("elementwise", "shapes", "products", "windows", "indices", "keys", "loops"):
-    importlib.import_module(f"{__name__}.{_name}")
+from ..replay import Replay
+from . import elementwise, indices, keys, loops, products, shapes, windows
+from .fallback import through_local
+from .registry import HANDLERS
 
-__all__ = ["HANDLERS", "RefusedError"]
+MODULES = (elementwise, indices, keys, loops, products, shapes, windows)  # each adds its handlers
+AS_THEY_ARE = dict.fromkeys(sorted(jax_functions.ELEMENTWISE), elementwise.any_function)
+
+
+def new_replay(prefer: Sequence[str] = ()) -> Replay:
+    return Replay({**AS_THEY_ARE, **HANDLERS}, through_local, prefer)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 import meshdsl as md
 
+from ..replay import Replay
 from ..steps import Step
 from ..tensors import axiswise, fit
 from .registry import operation
-
-if TYPE_CHECKING:
-    from ..replay import Replay
 
 SAME: Callable[[Any], Any] = lambda x: x  # noqa: E731
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -37,10 +35,10 @@ _ON_REALS = {"abs", "sign", "logistic", "div", "pow", "sqrt", "rsqrt"}  # JAX's 
 def function(replay: Replay, step: Step, xs: list[Any]) -> Any:
     kind = np.dtype(step.ins[0].dtype)
     floating = jax.numpy.issubdtype(kind, np.floating)
-    if (step.name in _ON_REALS and not floating) or (step.name in ("max", "min") and kind == np.bool_):
+    if (step.primitive in _ON_REALS and not floating) or (step.primitive in ("max", "min") and kind == np.bool_):
         return any_function(replay, step, xs)
     xs = operands(replay, step, xs)
-    return FUNCTIONS[step.name](*xs) if _has_tensor(xs) else of_numbers(step, xs)
+    return FUNCTIONS[step.primitive](*xs) if _has_tensor(xs) else of_numbers(step, xs)
 
 
 @operation("integer_pow", "convert_element_type", "select_n", "clamp", "name")
@@ -48,14 +46,14 @@ def with_parameters(replay: Replay, step: Step, xs: list[Any]) -> Any:
     xs, p = operands(replay, step, xs), step.params
     if not _has_tensor(xs):
         return of_numbers(step, xs)
-    if step.name == "integer_pow":
+    if step.primitive == "integer_pow":
         floating = jax.numpy.issubdtype(step.outs[0].dtype, np.floating)
         return xs[0] ** int(p["y"]) if floating else any_function(replay, step, xs)
-    if step.name == "convert_element_type":
+    if step.primitive == "convert_element_type":
         return md.cast(xs[0], p["new_dtype"])
-    if step.name == "clamp":
+    if step.primitive == "clamp":
         return md.minimum(md.maximum(xs[1], xs[0]), xs[2])
-    if step.name == "name":
+    if step.primitive == "name":
         return md.name(xs[0], p["name"])
     if len(xs) != 3 or step.ins[0].dtype != np.bool_:
         return any_function(replay, step, xs)
@@ -74,7 +72,7 @@ def any_function(replay: Replay, step: Step, xs: list[Any]) -> Any:
     def f(*arrays: Any) -> Any:
         return step.eqn.primitive.bind(*arrays, **step.params)
 
-    f.__name__ = step.name
+    f.__name__ = step.primitive
     return md.map(f, *tensors)
 
 
@@ -98,6 +96,6 @@ def of_numbers(step: Step, xs: Sequence[Any]) -> Any:
     """The number that a step computes from numbers."""
     with jax.ensure_compile_time_eval():
         values = [np.asarray(x, v.dtype) for v, x in zip(step.ins, xs, strict=True)]
-        if step.name in FUNCTIONS and (step.name == "relu" or FUNCTIONS[step.name] is SAME):
-            return np.maximum(values[0], 0)[()] if step.name == "relu" else values[0][()]
+        if step.primitive in FUNCTIONS and (step.primitive == "relu" or FUNCTIONS[step.primitive] is SAME):
+            return np.maximum(values[0], 0)[()] if step.primitive == "relu" else values[0][()]
         return np.asarray(step.eqn.primitive.bind(*values, **step.params))[()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -11,12 +11,9 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from ..axes import Axis, dims
+from ..replay import RefusedError, Replay
 from ..steps import Step, Value
 from ..tensors import Move, fit, fresh, wholes
-from .registry import RefusedError
-
-if TYPE_CHECKING:
-    from ..replay import Replay
 
 _REFUSED = {
     "shard_map": "a program for a mesh of its own is no model\n  import the function inside it, without jax.shard_map",
@@ -34,8 +31,8 @@ _REFUSED = {
 
 def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
     """`md.local` of the primitive: split along the axes that pass to all results, whole along the others."""
-    if step.name in _REFUSED or step.eqn is None or step.bodies:
-        raise RefusedError(_REFUSED.get(step.name, "no operation here runs a function like this one"))
+    if step.primitive in _REFUSED or step.eqn is None or step.bodies:
+        raise RefusedError(_REFUSED.get(step.primitive, "no operation here runs a function like this one"))
     passing, reason = _passing(step), ""
     for split in (passing, {}) if passing else ({},):
         try:
@@ -45,7 +42,7 @@ def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
             continue
         along = " ".join(d.name for t in split for d in dims([step.outs[0].axes[t]]))
         how = f"on blocks along {along}" if along else "on whole arrays, on every device"
-        replay.note(step, f"{step.name} has no operation here: JAX runs it {how}")
+        replay.note(step, f"{step.primitive} has no operation here: JAX runs it {how}")
         return results
     raise RefusedError(f"JAX cannot run it through md.local: {reason}")
 
@@ -53,7 +50,7 @@ def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
 def _passing(step: Step) -> dict[int, Axis]:
     """The axes of the results, by number, that the table says pass from operands, and that are one dim."""
     found: dict[int, Axis] = {}
-    for k, i, t in step.pairs() if step.name in jax_functions.TABLE else ():
+    for k, i, t in step.pairs() if step.primitive in jax_functions.TABLE else ():
         if isinstance(t, int) and all(t < len(o.shape) and o.shape[t] == step.ins[k].shape[i] for o in step.outs):
             axis = step.outs[0].axes[t]
             if len(axis.atoms()) == 1 and all(dims([o.axes[t]]) == dims([axis]) for o in step.outs):
@@ -69,9 +66,9 @@ def _local(step: Step, xs: list[Any], split: dict[int, Axis]) -> list[Any]:
         x = fit(x, *(([a], d) for a, d in zip(v.axes, new, strict=True)))
         operands.append(md.transpose(x, [d for each in new for d in each]))
     outs = [[_dims(o, t, split.get(t)) for t in range(len(o.shape))] for o in step.outs]
-    flat = tuple(tuple(d for each in out for d in each) for out in outs)
+    flat: list[Any] = [tuple(d for each in out for d in each) for out in outs]
     mapped = [d for axis in split.values() for d in dims([axis]) if any(d in x.dims for x in operands)]
-    y = md.local(_on_arrays(step), *operands, out=flat if len(flat) > 1 else flat[0], split=mapped)
+    y = md.local(_on_arrays(step), *operands, out=flat if len(flat) != 1 else flat[0], split=mapped)
     moves: list[list[Move]] = [
         [(d, [a]) for d, a in zip(new, o.axes, strict=True)] for new, o in zip(outs, step.outs, strict=True)
     ]
@@ -96,5 +93,5 @@ def _on_arrays(step: Step) -> Callable[..., Any]:
         squeezed = [jnp.squeeze(y, axes) if axes else y for y, axes in zip(results, gone, strict=True)]
         return tuple(squeezed) if len(squeezed) > 1 else squeezed[0]
 
-    f.__name__ = step.name.replace("-", "_")
+    f.__name__ = step.primitive.replace("-", "_")
     return f

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import meshdsl as md
 
 from ..axes import dims
+from ..replay import Replay
 from ..steps import Step, Value
 from ..tensors import Move, Part, axiswise, fit, fresh, single, whole, wholes
 from .fallback import through_local
 from .registry import operation
 from .shapes import Change, along
-
-if TYPE_CHECKING:
-    from ..replay import Replay
 
 
 def _index(v: Value, t: Any) -> md.Tensor:
@@ -96,7 +94,7 @@ def scatter(replay: Replay, step: Step, xs: list[Any]) -> Any:
     whole_windows = one and all(
         v.shape[w] == u.shape[k] for k, w in zip(sorted(d.update_window_dims), windows, strict=True)
     )
-    repeated = step.name == "scatter" and not (p["unique_indices"] or _is_order(i))
+    repeated = step.primitive == "scatter" and not (p["unique_indices"] or _is_order(i))
     if not whole_windows or v.shape[over[0]] == 1 or repeated:
         return through_local(replay, step, xs)
     x, index, update = whole(v, xs[0]), _index(i, xs[1]), whole(u, xs[2])
@@ -113,7 +111,7 @@ def scatter(replay: Replay, step: Step, xs: list[Any]) -> Any:
     index, update = fit(index, *of_index), fit(update, *of_update)
     if "CLIP" in mode:
         index = md.minimum(md.maximum(index, 0), dim.size - 1)
-    y = _put(step.name, x, index, update, dim)
+    y = _put(step.primitive, x, index, update, dim)
     return fit(y, ([dim], [out.axes[over[0]]]), *axiswise(v, out, skip=over))
 
 
@@ -131,7 +129,7 @@ def _put(name: str, x: md.Tensor, index: md.Tensor, update: md.Tensor, dim: md.D
 def _is_order(i: Value) -> bool:
     """True for the indices that a sort returns: no two are equal."""
     maker, seen = i.maker, i
-    while maker is not None and maker.name in (
+    while maker is not None and maker.primitive in (
         "broadcast_in_dim",
         "reshape",
         "convert_element_type",
@@ -140,7 +138,7 @@ def _is_order(i: Value) -> bool:
     ):
         seen = maker.ins[-1]
         maker = seen.maker
-    return maker is not None and maker.name == "sort" and seen in maker.outs[1:]
+    return maker is not None and maker.primitive == "sort" and seen in maker.outs[1:]
 
 
 @operation("sort")
@@ -155,7 +153,7 @@ def sort(replay: Replay, step: Step, xs: list[Any]) -> Any:
         return [fit(t, *axiswise(v, o)) for v, o, t in zip(step.ins, step.outs, wholes(step, xs), strict=True)]
     order = md.argsort(first, d) if len(ts) > 1 else None
     for k, (v, (t, _), result) in enumerate(zip(step.ins, ts, step.outs, strict=True)):
-        counts = v.maker is not None and v.maker.name == "iota" and v.maker.params["dimension"] == axis
+        counts = v.maker is not None and v.maker.primitive == "iota" and v.maker.params["dimension"] == axis
         y = md.sort(t, d) if k == 0 else md.cast(order, v.dtype) if counts else md.take(t, order, d)
         results.append(fit(y, ([d], [result.axes[axis]]), *axiswise(out, result, skip=[axis])))
     return results

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
 import meshdsl as md
 
 from ..axes import dims
+from ..replay import RefusedError, Replay
 from ..steps import Step, Value
 from ..tensors import WORD, Move, fit, fresh, full, whole
-from .registry import RefusedError, operation
-
-if TYPE_CHECKING:
-    from ..replay import Replay
+from .registry import operation
 
 
 def _key(step: Step, x: Any) -> md.Tensor:

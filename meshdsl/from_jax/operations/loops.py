@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import meshdsl as md
 
 from ..axes import dims
+from ..replay import RefusedError, Replay
 from ..steps import Block, Step, Value
 from ..tensors import axiswise, fit, fresh, full, wholes
-from .registry import RefusedError, operation
-
-if TYPE_CHECKING:
-    from ..replay import Replay
+from .registry import operation
 
 
 def _as(values: Sequence[Value], tensors: Sequence[Any], wanted: Sequence[Value], drop: int = 0) -> list[md.Tensor]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import meshdsl as md
 
 from ..axes import dims
+from ..replay import RefusedError, Replay
 from ..steps import Step
 from ..tensors import Move, Part, fit, fresh, lacking, single, whole, wholes
-from .registry import RefusedError, operation
-
-if TYPE_CHECKING:
-    from ..replay import Replay
+from .registry import operation
 
 
 @operation("dot_general")
@@ -87,16 +85,16 @@ def reduce_prod(replay: Replay, step: Step, xs: list[Any]) -> Any:
 @operation("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 def reduce_extreme(replay: Replay, step: Step, xs: list[Any]) -> Any:
     functions = {"reduce_max": md.max, "reduce_min": md.min, "reduce_and": md.all, "reduce_or": md.any}
-    if step.name in ("reduce_and", "reduce_or") and step.ins[0].dtype != np.bool_:
+    if step.primitive in ("reduce_and", "reduce_or") and step.ins[0].dtype != np.bool_:
         raise RefusedError("it works on the bits of integers here\n  write it as a comparison of booleans")
-    return _reduced(step, xs[0], functions[step.name])
+    return _reduced(step, xs[0], functions[step.primitive])
 
 
 @operation("argmax", "argmin")
 def extreme_index(replay: Replay, step: Step, xs: list[Any]) -> Any:
     v, out, (i,) = step.ins[0], step.outs[0], step.params["axes"]
     x, d = single(whole(v, xs[0]), v.axes[i])
-    y = md.cast((md.argmax if step.name == "argmax" else md.argmin)(x, d), out.dtype)
+    y = md.cast((md.argmax if step.primitive == "argmax" else md.argmin)(x, d), out.dtype)
     kept = [a for k, a in enumerate(v.axes) if k != i]
     return fit(y, *(([a], [b]) for a, b in zip(kept, out.axes, strict=True)))
 

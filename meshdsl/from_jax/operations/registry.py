@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-from ..steps import Step
+from ..replay import Handler
 
-if TYPE_CHECKING:
-    from ..replay import Replay
-
-Handler = Callable[["Replay", Step, list[Any]], Any]
 HANDLERS: dict[str, Handler] = {}
-
-
-class RefusedError(Exception):
-    """A step that cannot be imported: the reason, and a way out."""
 
 
 def operation(*names: str) -> Callable[[Handler], Handler]:

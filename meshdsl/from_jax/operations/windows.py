@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import meshdsl as md
 
 from ..axes import dims
+from ..replay import Replay
 from ..steps import Step
 from ..tensors import Move, fit, fresh, single, whole, wholes
 from .fallback import through_local
 from .registry import operation
-
-if TYPE_CHECKING:
-    from ..replay import Replay
 
 
 @operation("conv_general_dilated")
@@ -84,9 +82,9 @@ def pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
     x, (window, stride, padding), moves = _pooled(step, whole(v, xs[0]))
     if not window:
         return fit(x, *moves)
-    if step.name == "reduce_window_max":
+    if step.primitive == "reduce_window_max":
         return _after(md.max_pool(x, window, stride, padding), moves)
-    if step.name == "reduce_window_min":
+    if step.primitive == "reduce_window_min":
         return _after(-md.max_pool(-x, window, stride, padding), moves)
     for name, (low, high) in padding.items():
         x = md.pad(x, name, low, high) if low or high else x

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...control.host import FETCH
-from ...errors.deadline import check_deadline
 from ...ir import Because, Cause, Eqn, Labels, Linear, Var, walk
 from ...jax_functions.local import REGIONS
 from ...layouts import Sharding
@@ -40,7 +39,6 @@ from .scope import Scope
 def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
     """Add the first equations of the scope's graph to the program under construction."""
     for eqn in eqns:
-        check_deadline()
         n = len(scope.eqns)
         _lower(scope, eqn)
         scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The workload, and the best plan that a search of a minute finds for `--devices`."""
+    """The workload, and the best plan that a search finds for `--devices`."""
     given = {"--layout": options.layout, "--mesh": options.mesh, "--plan": options.plan, "--forward": options.forward}
     given |= {"--place": options.place}
     if names := [*(name for name, value in given.items() if value), *given_knobs(options)]:
@@ -60,10 +60,7 @@ def _searched(options: argparse.Namespace) -> tuple[Any, Any]:
             "  leave one of the two out, or use meshdsl search, where options fix a part of the plan"
         )
     workload = workload_of(options)
-    result = md.search(
-        workload, devices=options.devices, machine=machine_of(options), limit=options.memory,
-        time_limit=60.0, patience=6.0,
-    )  # fmt: skip
+    result = md.search(workload, devices=options.devices, machine=machine_of(options), limit=options.memory)
     return workload, result.plan
 
 

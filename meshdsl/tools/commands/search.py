@@ -10,8 +10,7 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import LayoutError, UsageError
-from ...errors.values import FromZero
-from .common import OK, command, config_options, out_file, positive, print_json, typed, workload_of, write
+from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
 from .costing import html_option, machine_of, machine_options, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
@@ -48,18 +47,10 @@ def add(commands: Any) -> None:
         "--dims", metavar="NAMES", help="dims that may be sharded, such as 'batch heads' (default: all)"
     )
     parser.add_argument(
-        "--time-limit",
-        type=typed(FromZero),
-        default=60.0,
-        metavar="SECONDS",
-        help="stop after SECONDS; the result is the best layout so far and its gap (default 60; 0: no limit)",
-    )
-    parser.add_argument(
-        "--patience",
-        type=typed(FromZero),
-        default=6.0,
-        metavar="SECONDS",
-        help="stop after SECONDS of processor time without a better plan (default 6; 0: never)",
+        "--plans",
+        type=positive,
+        metavar="N",
+        help="cost at most N plans exactly, of all that are estimated (default 30; fewer of a very long program)",
     )
 
 
@@ -109,8 +100,7 @@ def run(options: argparse.Namespace) -> int:
         limit=options.memory,
         layout=md.Layout(options.layout),
         dims=options.dims,
-        time_limit=options.time_limit or None,
-        patience=options.patience or None,
+        plans=options.plans,
         progress=_show_progress,
     )
     _show_progress("")

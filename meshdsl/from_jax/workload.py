@@ -1,0 +1,89 @@
+"""An imported loss as a `md.Workload`, for the commands that analyze, search and compare layouts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import meshdsl as md
+
+
+@dataclass(frozen=True)
+class Config:
+    """An imported function has its sizes already: nothing is left to set."""
+
+
+def workload_of(m: Any, name: str) -> md.Workload:
+    """The training step of a loss: its first argument are the parameters, the others are a batch.
+
+    The optimizer is `md.optim.adamw(1e-3)`. Parameters that were given as arrays start there, and specs as normal
+    numbers. Raises `ShapeError` if the function returns no scalar, or if its first argument has no parameters.
+    """
+    own = m.result_dims
+    if own != [()]:
+        shown = ", ".join(" ".join(d.name for d in dims) or "a scalar" for dims in own)
+        raise md.ShapeError(
+            f"{name} returns {len(own)} arrays ({shown}), and a workload is a loss: one scalar\n"
+            "  import the loss; md.compile and .cost() take any imported function"
+        )
+    first = [m.labels[i] for i in range(m.first_count)]
+    if not first:
+        raise md.ShapeError(f"the first argument of {name} has no arrays; it has the parameters of a workload")
+    paths, batch = [_path(label) for label in first], [_path(label, whole=True) for label in m.labels[m.first_count :]]
+    specs = jax.tree.leaves(m.specs, is_leaf=_is_type)
+
+    @md.model
+    def model(batch: Mapping[str, md.Tensor]) -> Mapping[str, md.Tensor]:
+        return {
+            path: md.param(path, spec.dims, init=_starting_at(m, i), dtype=spec.dtype)
+            for i, (path, spec) in enumerate(zip(paths, specs, strict=False))
+        }
+
+    def inputs(config: Config) -> dict[str, Any]:
+        return dict(zip(batch, specs[m.first_count :], strict=True))
+
+    def loss(config: Config) -> Callable[..., Any]:
+        return lambda params, data: m(*_values(params, paths), *_values(data, batch))
+
+    return md.Workload(
+        name,
+        Config(),
+        model=lambda config: model,
+        inputs=inputs,
+        loss=loss,
+        optimizer=lambda config: md.optim.adamw(1e-3),
+    )
+
+
+def _values(tensors: Mapping[str, Any], paths: Sequence[str]) -> list[Any]:
+    return [tensors[path] for path in paths]
+
+
+def _is_type(x: Any) -> bool:
+    return hasattr(x, "dims")
+
+
+def _path(label: str, whole: bool = False) -> str:
+    """The path of a parameter, `layers_0/w` for params/layers/0/w."""
+    words: list[str] = []
+    for word in label.split("/")[0 if whole or "/" not in label else 1 :]:
+        word = re.sub(r"\W", "_", word)
+        if word[:1].isdigit() and words:
+            words[-1] += f"_{word}"
+        else:
+            words.append(word if word.isidentifier() else f"_{word}")
+    return "_".join(words) if whole else "/".join(words)
+
+
+def _starting_at(m: Any, i: int) -> Callable[..., md.Tensor] | None:
+    """The initialiser that gives the array that was imported; None for a type."""
+    array = m.examples[i]
+    if array is None:
+        return None
+    value = np.asarray(array)
+    return lambda key, dims, dtype: md.cast(md.tensor(value, dims), dtype)

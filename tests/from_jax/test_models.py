@@ -1,0 +1,153 @@
+"""Models that nobody rewrote: values, gradients, and bytes beside the models written by hand."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import meshdsl as md
+from meshdsl.models.gpt2 import gpt2
+from meshdsl.models.llama import llama
+from tests.from_jax import twins
+from tests.from_jax.reference import ONE, check_gradients, check_values, worst
+
+DATA = ("rows:8", "batch:rows")
+MODEL = ("rows:2 cols:4", "batch:rows; d_ff:cols; heads:cols; vocab:cols")
+SEQUENCE = ("rows:4 cols:2", "batch:rows; length:cols; d_ff:cols; heads:cols; vocab:cols")
+FSDP = ("rows:8", "batch:rows; d_ff:rows; vocab:rows")
+X, Y = (jnp.asarray(np.random.default_rng(2).standard_normal((8, 16, 32)), jnp.float32) for _ in range(2))
+
+
+def sent(f, layout, specs) -> float:
+    return sum(c.wire_bytes * c.count for c in md.compile(f, *layout).program(*specs).collectives)
+
+
+@pytest.mark.parametrize(
+    ("twin", "names", "hand", "more"),
+    [
+        (twins.LLAMA, twins.LLAMA_NAMES, llama, {"query_heads": 4, "heads": 2, "d_head": 8, "remat": True}),
+        (twins.GPT2, twins.GPT2_NAMES, gpt2, {"heads": 4, "positions": 16}),
+    ],
+    ids=["llama", "gpt2"],
+)
+def test_a_twin_is_right_and_sends_at_most_what_the_bundled_model_sends(twin, names, hand, more):
+    f, args = twin
+    m = check_gradients(f, args, [SEQUENCE], names=names, prefer=twins.PREFER)
+    hand = hand.replace(**twins.SIZES, **more)
+    params, _, batch = hand.specs()
+    for layout in (DATA, MODEL, SEQUENCE, FSDP):
+        imported = sent(md.value_and_grad(m), layout, m.specs)
+        by_hand = sent(md.value_and_grad(hand.loss(hand.config)), layout, (params, batch))
+        assert imported <= by_hand, f"{layout}: {imported} bytes, by hand {by_hand}"
+
+
+def test_a_whole_step_with_optax_is_imported():
+    adam = optax.adamw(1e-2, eps=1e-3)  # a gradient of zero has no sign
+    f, (params, *data) = twins.GPT2
+
+    def step(params, state, *data):
+        loss, grads = jax.value_and_grad(f)(params, *data)
+        updates, state = adam.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    names = {"*/wte": "vocab model", "*/out": "heads*head model", "*/w1": "model d_ff"}
+    args = (params, adam.init(params), *data)
+    m = md.from_jax(step, *args, names=names)
+    assert {"vocab", "heads", "d_ff"} <= m.dims.keys()
+    step_of_arrays = md.jaxify(md.compile(m, "rows:2 cols:4", "heads:cols; d_ff:cols; vocab:cols"))
+    assert worst(step_of_arrays(*args), step(*args)) < 1e-4
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.attention = nnx.MultiHeadAttention(num_heads=4, in_features=32, qkv_features=32, decode=False, rngs=rngs)
+        self.norm1, self.norm2 = nnx.LayerNorm(32, rngs=rngs), nnx.LayerNorm(32, rngs=rngs)
+        self.up, self.down = nnx.Linear(32, 64, rngs=rngs), nnx.Linear(64, 32, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm1(x), mask=nnx.make_causal_mask(x[..., 0]), deterministic=True)
+        return x + self.down(nnx.relu(self.up(self.norm2(x))))
+
+
+def test_flax_nnx():
+    graph, params = nnx.split(Block(nnx.Rngs(0)))
+
+    def loss(params, x, y):
+        return jnp.mean((nnx.merge(graph, params)(x) - y) ** 2)
+
+    names = {"x": "batch length model", "*/query/kernel": "model heads head", "*/up/kernel": "model d_ff"}
+    m = check_gradients(
+        loss, [params, X, Y], [("rows:2 cols:4", "batch:rows; heads:cols; d_ff:cols")], 1e-4, names=names
+    )
+    assert len(m._names.made_up) <= 3
+
+
+def test_equinox_modules_are_arguments_as_they_are():
+    model = eqx.nn.MLP(32, 32, 64, 2, key=jax.random.key(1))
+
+    def loss(model, x, y):
+        return jnp.mean((jax.vmap(jax.vmap(model))(x) - y) ** 2)
+
+    m = md.from_jax(loss, model, X, Y, names={"x": "batch length model", "*/layers/0/weight": "hidden model"})
+    compiled = md.compile(md.value_and_grad(m), "rows:2 cols:4", "batch:rows; hidden:cols")
+    value, grads = md.jaxify(compiled)(model, X, Y)
+    want = eqx.filter_value_and_grad(loss)(model, X, Y)
+    assert worst((value, jax.tree.leaves(grads)), (want[0], jax.tree.leaves(want[1]))) < 1e-5
+
+
+def test_dropout_draws_the_numbers_of_jax():
+    def loss(w, x, key):
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        return jnp.sum(jnp.where(kept, x / 0.9, 0) @ w)
+
+    for key in (jax.random.key(3), jax.random.PRNGKey(3)):
+        check_gradients(loss, [jnp.ones((32, 4)), X, key], [ONE, DATA], names={"x": "batch length model"})
+
+
+def test_rules_of_the_users_own_are_the_gradient():
+    @jax.custom_vjp
+    def rounded(x):
+        return jnp.round(x)
+
+    rounded.defvjp(lambda x: (rounded(x), jnp.cos(x)), lambda saved, ct: (3 * ct * saved,))
+
+    @jax.custom_jvp
+    def doubled(x, n):
+        return x * n
+
+    doubled.defjvp(lambda ins, tangents: (doubled(*ins), 7 * tangents[0] * ins[0]))
+
+    def loss(x, n):
+        return jnp.sum(rounded(x) * x) + jnp.sum(doubled(x, n)) + jnp.sum(jax.nn.relu6(3 * x))
+
+    check_gradients(loss, [X, jnp.int32(3)], [ONE, DATA], names={"x": "batch length model"})
+
+
+def test_other_sizes_are_traced_again():
+    f, args = twins.LLAMA
+    m = md.from_jax(f, *args, names=twins.LLAMA_NAMES)
+    params, tokens, targets = m.tensors(*args)
+    half = [md.slice(t, "batch", 0, 4) for t in (tokens, targets)]
+    assert float(m(params, *half)) == pytest.approx(float(f(args[0], args[1][:4], args[2][:4])), rel=1e-5)
+
+
+def test_a_decoding_step_with_a_cache():
+    weights = {n: twins.normal(32, 4, 8) for n in "qkv"}
+    cache = {n: twins.normal(8, 16, 4, 8) for n in "kv"}
+
+    def decode(params, cache, x, position):
+        q, k, v = (jnp.einsum("bm,mhk->bhk", x, params[n]) for n in "qkv")
+        ks, vs = (
+            jax.lax.dynamic_update_slice_in_dim(cache[n], y[:, None], position, 1) for n, y in (("k", k), ("v", v))
+        )
+        scores = jnp.where(jnp.arange(16) <= position, jnp.einsum("bhk,blhk->bhl", q, ks), -1e9)
+        return jnp.einsum("bhl,blhk->bhk", jax.nn.softmax(scores), vs), {"k": ks, "v": vs}
+
+    names = {"x": "batch model", "*/q": "model heads head", "cache/k": "batch memory . ."}
+    layouts = [("rows:2 cols:4", "batch:rows; heads:cols"), ("rows:2 cols:4", "batch:rows; memory:cols")]
+    check_values(decode, [weights, cache, X[:, 0], jnp.int32(3)], layouts, names=names)

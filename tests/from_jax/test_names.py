@@ -1,0 +1,106 @@
+"""Names of dims: patterns, `md.named`, made-up names, and what does not fit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshdsl as md
+
+X = jnp.ones((4, 6))
+
+
+def test_names_follow_through_the_function():
+    m = md.from_jax(lambda w, x: jnp.tanh(x @ w).T, jnp.ones((6, 8)), X, names={"x": "batch io", "w": ". hidden"})
+    assert [spec.dims for spec in m.specs] == [md.dims("io:6 hidden:8"), md.dims("batch:4 io:6")]
+    assert m.result_dims == [md.dims("hidden:8 batch:4")]
+
+
+def test_reshapes_split_axes_into_dims():
+    def f(x, w, out):
+        q = (x @ w).reshape(4, 2, 3, 2)
+        return q.reshape(4, 12) @ out
+
+    m = md.from_jax(f, X, jnp.ones((6, 12)), jnp.ones((12, 5)), names={"x": "batch io", "out": "heads*group*head ."})
+    assert [d.name for d in m.specs[1].dims] == ["io", "heads", "group", "head"]
+    program = md.compile(m, "cols:2", "heads:cols").program(*m.specs)
+    assert [c.kind for c in program.collectives] == ["all_reduce"]
+
+
+def test_queries_keys_and_values_of_one_product_are_a_dim_of_parts():
+    def f(x, w):
+        q, k, v = jnp.split(x @ w, 3, -1)
+        return q * k + v
+
+    m = md.from_jax(f, X, jnp.ones((6, 12)), names={"x": "batch io"})
+    assert [d.size for d in m.specs[1].dims] == [6, 3, 4]
+    assert not md.compile(m, "cols:2", f"{m.specs[1].dims[2].name}:cols").program(*m.specs).collectives
+
+
+def test_named_survives_the_transformations_of_jax():
+    def f(x, w):
+        y = jax.jit(lambda x: md.named(x @ w, "batch hidden"))(x)
+        y = jax.vmap(lambda row: md.named(jnp.sin(row), "hidden"))(y)
+        return jnp.sum(jax.lax.scan(lambda c, row: (c, md.named(row, "hidden") ** 2), 0.0, y)[1])
+
+    w = jnp.ones((6, 8))
+    for g in (f, jax.value_and_grad(f), jax.checkpoint(f)):
+        assert {"batch", "hidden"} <= md.from_jax(g, X, w).dims.keys()
+    assert jnp.array_equal(md.named(X, "a b"), X)
+
+
+def test_made_up_names_say_where():
+    m = md.from_jax(lambda params, x: x @ params["w"], {"w": jnp.ones((6, 8))}, X)
+    assert str(m) == (
+        "<lambda>: 2 tensors, dims w_0:6 w_1:8 x_0:4\n"
+        "dims that nobody named (names={...} or md.named gives them a name):\n"
+        "  w_0:6  params/w, axis 0\n  w_1:8  params/w, axis 1\n  x_0:4  x, axis 0"
+    )
+
+
+def test_equal_layers_share_made_up_names():
+    def f(params, x):
+        for p in params:
+            x = jnp.tanh(x @ p["up"]) @ p["down"]
+        return x
+
+    layer = {"up": jnp.ones((6, 8)), "down": jnp.ones((8, 6))}
+    m = md.from_jax(f, [layer, layer], X, names={"x": "batch io"})
+    assert set(m.dims) == {"batch", "io", "down_0", "down_1"}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"y": "a b"}, "names= has 'y', and no input has such a path"),
+        ({"x": "a"}, "the input x has the shape (4, 6), and 1 names: a"),
+        ({"x": "a a"}, "the input x would have the dim 'a' twice"),
+        ({"x": "a b*c"}, "x, axis 1 is named b*c, and nothing in the code splits it"),
+        ({"x": "a 3b"}, "the input x has the name '3b'"),
+    ],
+)
+def test_names_that_do_not_fit(names, message):
+    with pytest.raises(md.ShapeError) as caught:
+        md.from_jax(lambda x: jnp.sin(x), X, names=names)
+    assert message in str(caught.value)
+
+
+def test_all_refusals_at_once_with_their_lines():
+    def f(x):
+        x = jax.pure_callback(lambda x: x, x, x)
+        return jax.pure_callback(lambda x: 2 * x, x, x)
+
+    with pytest.raises(md.TraceError) as caught:
+        md.from_jax(f, X)
+    text = str(caught.value)
+    assert text.count("pure_callback at tests/from_jax/test_names.py") == 2
+    assert "md.local" in text
+
+
+def test_arguments_of_another_shape():
+    m = md.from_jax(lambda x: x + 1, X)
+    with pytest.raises(md.ShapeError, match="x has the shape"):
+        m.tensors(jnp.ones((4, 7)))
+    with pytest.raises(md.ShapeError, match="was imported for"):
+        m.tensors(X, X)
