@@ -90,11 +90,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--limit", type=int, help="costs this many programs of each size (default: all)")
+    parser.add_argument("--only", default="", metavar="LAYOUT", help="layouts with this in their name")
     options = parser.parse_args()
     ratios, failed = dict[tuple[int, bool], list[float]](), list[Case]()
     for devices in options.devices:
         alone: dict[str, md.Program] = {}
-        for case in list(cases(devices))[: options.limit]:
+        for case in [case for case in cases(devices) if options.only in case.name][: options.limit]:
             step, specs, key = case.workload.train_step(), case.workload.specs(), case.workload.name
             alone[key] = alone.get(key) or md.compile(step, "", "").program(*specs)
             try:
