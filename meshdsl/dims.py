@@ -14,6 +14,8 @@ from typing import TypeVar
 
 from .errors import ShapeError, nearest
 
+LARGEST = 2**63 - 1  # of a dim, as in NumPy and XLA
+
 
 @dataclass(frozen=True, order=True)
 class Dim:
@@ -32,8 +34,9 @@ class Dim:
         if isinstance(self.size, bool) or not hasattr(self.size, "__index__"):
             raise ShapeError(f"dim {self.name!r} needs a whole size, got {self.size!r}")
         object.__setattr__(self, "size", self.size.__index__())
-        if self.size < 0:
-            raise ShapeError(f"dim {self.name!r} cannot have the negative size {self.size}")
+        if not 0 <= self.size <= LARGEST:
+            size = f"the negative size {self.size}" if -LARGEST <= self.size < 0 else f"a size above {LARGEST}"
+            raise ShapeError(f"dim {self.name!r} cannot have {size}")
 
     def __repr__(self) -> str:
         return f"{self.name}={self.size}"

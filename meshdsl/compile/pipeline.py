@@ -21,6 +21,7 @@ from ..errors import LayoutError
 from ..errors.no_effect import NoEffectError, no_effect
 from ..ir import Graph, verify
 from ..layouts import Layout, Mesh
+from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.check import check
 from ..lowering.collective_steps import has_slow, in_steps
@@ -36,7 +37,8 @@ from ..pipelines import Schedule, pipelined
 from ..targets import FUSED, Target, target_named
 from ..targets.kernel_choice import with_kernels
 from ..updates.groups import RefinedMesh
-from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, of_params, shard
+from ..updates.parameters import of_params, stored_as_shards
+from ..updates.weight_update import UpdateTable, WeightUpdate, bucket, shard
 from .plan import Plan
 
 REPLICATED, UNCHANGED, UNPLANNED = WeightUpdate(), UpdateTable("replicated"), OverlapPlan("none")
@@ -83,6 +85,7 @@ class PassState:
     results: Sequence[str]  # the paths of the results
     refined: RefinedMesh  # the user's mesh, and that of the program with the axes of update groups
     program: Program | None = None
+    params: Axes = ()  # of the layout's rule for the parameters, if the function takes some
     weight_update: UpdateTable = UNCHANGED
     overlap: OverlapPlan = UNPLANNED
     schedules: tuple[Schedule, ...] = ()  # of the pipelines
@@ -131,17 +134,16 @@ def _paired(state: PassState, options: Options) -> Program:
 
 
 def _shard_weight_updates(state: PassState, options: Options) -> PassState:
-    if options.weight_update.mode == "replicated":
+    of, update = (state.graph, state.mesh, state.layout, state.results), options.weight_update
+    if update.mode == "replicated" and not state.params:
         return state
-    sharded = shard(
-        state.graph,
-        state.mesh,
-        state.layout,
-        state.results,
-        options.weight_update,
-        _decides(options),
-        options.strict,
-    )
+    try:
+        sharded = shard(*of, update, _decides(options), options.strict) if update.mode != "replicated" else None
+    except NoEffectError:
+        if not state.params:
+            raise
+        sharded = None  # gradients, and no update
+    sharded = sharded or stored_as_shards(*of, state.params)
     return dataclasses.replace(
         state,
         graph=sharded.graph,
@@ -311,9 +313,9 @@ def run(
     illegal layout, `NoEffectError` for options without effect, and `InternalError`, naming the pass, if a pass returns
     an invalid graph or program.
     """
-    layout, update = of_params(begun[-1].graph, mesh, layout, results, options.weight_update)
+    layout, update, params = of_params(begun[-1].graph, mesh, layout, results, options.weight_update)
     options = dataclasses.replace(options, weight_update=update)
-    state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh))
+    state = PassState(begun[-1].graph, layout, results, RefinedMesh(mesh, mesh), params=params)
     stages = list(begun)
     for compiler_pass in _passes(options):
         try:

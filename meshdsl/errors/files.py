@@ -1,4 +1,4 @@
-"""Writes a result to a file that the user named. Only regular files are replaced; pipes and devices are written to."""
+"""Reads and writes files that the user named. Only regular files are replaced; pipes and devices are written to."""
 
 from __future__ import annotations
 

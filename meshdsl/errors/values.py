@@ -19,9 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from . import MeshdslError, UsageError, nearest
+from . import MeshdslError, UsageError, nearest, short
 
-_LONGEST = 1 << 20  # bytes of a file
+LONGEST = 1 << 20  # bytes of a file of settings, and of a workload's file
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _MAPPINGS = (dict, collections.abc.Mapping)
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -62,15 +62,29 @@ Count = Annotated[int, Bounds(1)]
 def load_toml(path: Path, what: str, error: type[MeshdslError] = UsageError) -> dict[str, Any]:
     """The content of a TOML file, which `what` describes; raises `error` if it cannot be read."""
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(_LONGEST + 1)
-        if len(raw) > _LONGEST:
-            raise error(f"{what} {path} has more than {_LONGEST} bytes, the limit".lstrip())
-        return parse_toml(raw.decode("utf-8"), f"{what} {path}".lstrip(), error)
+        return parse_toml(_start_of(path, what, error).decode("utf-8"), f"{what} {path}".lstrip(), error)
     except OSError as problem:
         raise error(f"{what} {path} cannot be read: {problem.strerror}".lstrip()) from None
     except UnicodeDecodeError as problem:
         raise error(f"{what} {path} is not TOML: byte {problem.start} is not UTF-8".lstrip()) from None
+
+
+def load_json(path: Path) -> Any:
+    """The content of a JSON file; raises `UsageError` if it cannot be read."""
+    try:
+        return json.loads(_start_of(path, "", UsageError).decode("utf-8"))
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be read as JSON: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{path} cannot be read as JSON: {short(str(problem))}") from None
+
+
+def _start_of(path: Path, what: str, error: type[MeshdslError]) -> bytes:
+    with path.open("rb") as stream:
+        raw = stream.read(LONGEST + 1)
+    if len(raw) > LONGEST:
+        raise error(f"{what} {path} has more than {LONGEST} bytes, the limit".lstrip())
+    return raw
 
 
 def parse_toml(text: str, what: str, error: type[MeshdslError]) -> dict[str, Any]:

@@ -107,11 +107,16 @@ def unite(a: Axis, b: Axis) -> bool:
 
 
 def expand(a: Axis, sizes: Sequence[int]) -> bool:
-    """Split a class into parts of these sizes; False if it must stay one dim."""
+    """Split a class into parts of these sizes; False if it must stay one dim.
+
+    The name that the user gave to the whole is that of the outer part: of `heads`, in heads of 64.
+    """
     a = a.find()
-    if a.rigid or a.parts or math.prod(sizes) != a.size or a.named.by_user:
+    if a.rigid or a.parts or math.prod(sizes) != a.size:
         return False
-    a.parts = [Axis(n, a.values) for n in sizes]  # not those of its family: a slice has other parts
+    a.parts = [Axis(n, a.values) for n in sizes]  # not the values of its family: a slice has other parts
+    if a.named.by_user:
+        a.parts[0].family = a.family
     return True
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl import jax_functions
 
 from .axes import dims
 from .naming import Names, given, settle
@@ -40,11 +41,11 @@ def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None 
     ['all_reduce(sum) over cols']
 
     `args` are arrays or `jax.ShapeDtypeStruct`s, in any pytrees; leaves that are no arrays, such as activation
-    functions, stay as they are. `names` gives names to axes, by a pattern (as of a shell) of the path of an input: one
-    word for each axis, `.` for no name, `a*b` for an axis that merges two dims. The first pattern that fits an input
-    counts. `md.named` names arrays inside the function. Dims that follow from these have the same names everywhere;
-    what nobody named gets a made-up name, which `print(m)` lists with its place. `prefer` is an order of dims: where
-    the layout maps several dims of a product to one mesh axis, the first one gets it.
+    functions and Python numbers, stay as they are. `names` gives names to axes, by a pattern (as of a shell) of the
+    path of an input: one word for each axis, `.` for no name, `a*b` for an axis that merges two dims. The first pattern
+    that fits an input counts. `md.named` names arrays inside the function. Dims that follow from these have the same
+    names everywhere; what nobody named gets a made-up name, which `print(m)` lists with its place. `prefer` is an order
+    of dims: where the layout maps several dims of a product to one mesh axis, the first one gets it.
 
     Raises `TraceError` with everything that cannot be imported, each with its primitive, line and a way out, and
     `ShapeError` for names that do not fit.
@@ -53,7 +54,7 @@ def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None 
 
 
 def is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | bool | int | float | complex)
+    return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
 class Imported:
@@ -128,8 +129,11 @@ class Imported:
         if shapes != tuple(v.shape for v in self._block.ins):
             return self._resized(shapes)(*trees)
         with numbered():
-            outs = new_replay(self.prefer).run(self._block, tensors)
+            outs = self._operations(*tensors)
         return tree.tree_unflatten(self._out_structure, outs)
+
+    def _operations(self, *tensors: md.Tensor) -> Any:
+        return jax_functions.with_operations(lambda *xs: new_replay(self.prefer).run(self._block, xs))(*tensors)
 
     def _shapes(self, tensors: Sequence[md.Tensor]) -> tuple[tuple[int, ...], ...]:
         """The shapes of the arrays that tensors stand for: their dims may have other sizes, as in a micro-batch."""
@@ -201,6 +205,12 @@ class Imported:
         arrays = [x for x in leaves if is_array(x)]
         if structure != self._structure or len(arrays) != len(self._block.ins):
             raise md.ShapeError(f"{self._called()} was imported for {self._structure}, and these are {structure}")
+        for i, x in self._static.items():
+            if not (leaves[i] is x or leaves[i] == x):
+                raise md.ShapeError(
+                    f"{self._called()} was imported with {x!r}, and this is {leaves[i]!r}\n"
+                    "  import it again, or pass an array: jnp.asarray(x)"
+                )
         for v, x in zip(self._block.ins, arrays, strict=True):
             if np.shape(x) != v.shape:
                 raise md.ShapeError(f"{v.label} has the shape {v.shape}, got {np.shape(x)}")
@@ -211,12 +221,34 @@ class Imported:
 
         In another tree, such as that of a gradient, an array has the axes of the input with the same dims.
         """
-        if structure == self._out_structure:
-            values = self._block.outs
-        else:
-            values = [self._value_of(shape) for shape in shapes]
+        values = self._values_like(tree.tree_unflatten(structure, range(len(arrays))), shapes)
         made = [x if v is None else in_axes(x, shape, v) for x, shape, v in zip(arrays, shapes, values, strict=True)]
         return tree.tree_unflatten(structure, made)
+
+    def _values_like(self, numbers: Any, shapes: Sequence[Sequence[md.Dim]]) -> list[Value | None]:
+        """A value with the same dims for each number in a tree: of results, or of arguments, where a subtree is one."""
+        rest, found = iter(self._block.ins), list[Value | None]([None] * len(shapes))
+        known = [(tree.tree_structure(arg), [next(rest) for _ in tree.tree_leaves(arg)]) for arg in self.specs]
+        known.insert(0, (self._out_structure, self._block.outs))
+
+        def walk(node: Any) -> None:
+            own, structure = tree.tree_flatten(node)
+            for other, values in known:
+                if structure == other and all(
+                    set(stored(v)) == set(shapes[i]) for i, v in zip(own, values, strict=True)
+                ):
+                    for i, v in zip(own, values, strict=True):
+                        found[i] = v
+                    return
+            if isinstance(node, tuple | list | dict):
+                for each in node.values() if isinstance(node, dict) else node:
+                    walk(each)
+            else:
+                for i in own:
+                    found[i] = self._value_of(shapes[i])
+
+        walk(numbers)
+        return found
 
     def _value_of(self, shape: Sequence[md.Dim]) -> Value | None:
         """The input with these dims, in this order if there is one; else a result with them."""
@@ -272,5 +304,7 @@ def _parameters(f: Callable[..., Any]) -> list[str]:
 def _label(parameters: Sequence[str], path: Any) -> str:
     """The path of an input, such as `params/layers/0/w`."""
     first, *rest = path
+    if rest and getattr(rest[-1], "name", "") in ("value", "raw_value"):  # of a Flax variable, which is an array
+        rest = rest[:-1]
     keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))).lstrip(".") for k in rest]
     return "/".join([*parameters, *map(str, range(len(parameters), first.idx + 1))][first.idx : first.idx + 1] + keys)

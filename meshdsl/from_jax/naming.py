@@ -82,6 +82,7 @@ def settle(block: Block, names: Names) -> None:
     for value in values:
         for i, axis in enumerate(value.axes):
             _parts(axis, f"{_place(value)}, axis {i}", names, taken)
+            names.notes += [note for note in _outer_part(axis) if note not in names.notes]
     for step in block.walk():
         names.notes += [note for note in _kept_whole(step) if note not in names.notes]
     alike: dict[tuple[str, int], Axis] = {}
@@ -116,6 +117,15 @@ def _parts(axis: Axis, what: str, names: Names, taken: set[str]) -> None:
             names.problems.append(f"{what} is named {'*'.join(words)}, and its part {word} is {family.name} elsewhere")
         family.name, family.by_user = word, True
         taken.add(word)
+
+
+def _outer_part(axis: Axis) -> list[str]:
+    """A note on an axis that has one name of the user's and is split."""
+    atoms = axis.atoms()
+    if len(atoms) < 2 or not axis.named.by_user or atoms[0].named is not axis.named:
+        return []
+    sizes = "*".join(str(atom.size) for atom in atoms)
+    return [f"an axis named {axis.named.name} is split into {sizes}, and the name is that of the first part"]
 
 
 def _kept_whole(step: Step) -> list[str]:

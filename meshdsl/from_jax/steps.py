@@ -20,6 +20,7 @@ from .axes import Axis
 
 LOOPS = {"scan", "while", "cond", "remat", "remat2", "checkpoint"}  # steps with bodies of their own
 OWN_RULES = {"custom_vjp_call", "custom_jvp_call"}
+OVER_AXES = {"psum": "reduce_sum", "pmax": "reduce_max", "pmin": "reduce_min"}
 KNOWN_RULES = {"relu": "relu"}  # functions of jax.nn with a rule of their own, as operations with the same rule
 
 
@@ -134,10 +135,14 @@ def _read(
 
     for eqn in jaxpr.eqns:
         values, where = [value(v) for v in eqn.invars], jax_functions.line_of(eqn) or caller
-        name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
+        name, bodies, before = eqn.primitive.name, jax_functions.inner(eqn), len(steps)
         if name in OWN_RULES and (known := _function_of(bodies[0])) in KNOWN_RULES:
             name, bodies = KNOWN_RULES[known], []
-        if name in jax_functions.CALLS and name not in LOOPS and (inlined or name not in OWN_RULES):
+        if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
+            outs = [_like(v, where) for v in eqn.outvars]  # the axis of a jax.vmap, which is an axis of the arrays
+            over, pairs = {"axes": eqn.params["axes"]}, zip(values, outs, strict=True)
+            steps += [Step(OVER_AXES[name], [v], [out], over, where) for v, out in pairs]
+        elif name in jax_functions.CALLS and name not in LOOPS and (inlined or name not in OWN_RULES):
             outs = _read(*jax_functions.opened(bodies[0]), values, steps, where, inlined)
         else:
             outs = [_like(v, where) for v in eqn.outvars]
@@ -146,9 +151,10 @@ def _read(
                 step.bodies = with_rule(eqn, bodies[0], where)
             elif name in LOOPS:
                 step.bodies = [read(body, where, inlined) for body in _bodies(eqn, bodies)]
-            for out in outs:
-                out.maker = step
             steps.append(step)
+        for made in steps[before:]:
+            for out in made.outs:
+                out.maker = out.maker or made
         env.update(zip(eqn.outvars, outs, strict=True))
     return [value(v) for v in jaxpr.outvars]
 

@@ -6,6 +6,7 @@ it for functions on blocks, those of `md.map` too; what `walk` cannot prove, `tr
 """
 
 from ..backend.jaxprs import CALLS, inner, opened
+from ..control.formulas import with_operations
 from ..trace import location
 from .counting import flops
 from .map import has_own_gradient, mixing
@@ -15,5 +16,5 @@ from .walk import Problem, check, line_of
 
 __all__ = [
     "CALLS", "ELEMENTWISE", "MIX", "SUM", "TABLE", "Equation", "Problem", "check", "differs", "flops",
-    "has_own_gradient", "inner", "line_of", "location", "mixing", "opened", "outline",
+    "has_own_gradient", "inner", "line_of", "location", "mixing", "opened", "outline", "with_operations",
 ]  # fmt: skip

@@ -268,7 +268,8 @@ right_shift = _binary("right_shift", lambda xp: xp.right_shift, None, kinds="i")
 
 ADD, SUBTRACT = _RECORDS["add"], _RECORDS["subtract"]  # passes match these records
 EQUAL, NOT_EQUAL, REMAINDER = _RECORDS["equal"], _RECORDS["not_equal"], _RECORDS["remainder"]
-ISFINITE = _RECORDS["isfinite"]
+MULTIPLY, DIVIDE, MAXIMUM = _RECORDS["multiply"], _RECORDS["divide"], _RECORDS["maximum"]
+ISFINITE, EXP, STOP_GRADIENT = _RECORDS["isfinite"], _RECORDS["exp"], _RECORDS["stop_gradient"]
 
 
 def absolute_square(x: Tensor) -> Tensor:

@@ -82,10 +82,10 @@ def _prod_vjp(ct: Tensor, x: Tensor, over: Shape) -> tuple[Tensor]:
     return (ct * where(zero, broadcast(alone, x.dims), every),)
 
 
-_SUM = _reduction("sum", "sum", lambda ct, x: (ct,), reduce=Reduce.SUM, mask=0, linear=Linear.JOINT)
+SUM = _reduction("sum", "sum", lambda ct, x: (ct,), reduce=Reduce.SUM, mask=0, linear=Linear.JOINT)
 
 
-_MAX = _reduction("max", "max", _extreme_vjp, reduce=Reduce.MAX, mask="low")
+MAX = _reduction("max", "max", _extreme_vjp, reduce=Reduce.MAX, mask="low")
 
 
 _MIN = _reduction("min", "min", _extreme_vjp, reduce=Reduce.MIN, mask="high")
@@ -101,7 +101,7 @@ def _check_nonempty(name: str, x: Tensor, over: Shape) -> None:
 
 def total(x: Tensor, over: DimsLike | None = None) -> Tensor:
     """The sum in the dtype of x, also of the devices' partial sums: integers can wrap."""
-    return bind1(_SUM, x, over=over_dims(x, over))
+    return bind1(SUM, x, over=over_dims(x, over))
 
 
 def sum(x: Any, over: DimsLike | None = None) -> Tensor:
@@ -117,7 +117,7 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
     if JAX has them enabled). Floats of 8 and 16 bits are added in float32, over devices too, and rounded once.
     Raises `ShapeError` for a dim that x lacks.
     """
-    return _accumulated(_SUM, as_tensor(x), over)
+    return _accumulated(SUM, as_tensor(x), over)
 
 
 def _accumulated(op: Op, x: Tensor, over: DimsLike | None) -> Tensor:
@@ -153,7 +153,7 @@ def max(x: Any, over: DimsLike | None = None) -> Tensor:
     x = as_tensor(x)
     reduced_dims = over_dims(x, over)
     _check_nonempty("max", x, reduced_dims)
-    return bind1(_MAX, x, over=reduced_dims)
+    return bind1(MAX, x, over=reduced_dims)
 
 
 def min(x: Any, over: DimsLike | None = None) -> Tensor:

@@ -62,6 +62,11 @@ class Planner:
         """True if one mode is planned: without candidates, or without an effect of its options, it is an error."""
         return self.request.mode != "auto"
 
+    @cached_property
+    def too_large(self) -> bool:
+        """True if the unplanned program needs more memory than the limit."""
+        return self.target.measure(self.program).peak > self.target.limit
+
     @property
     def default_parts(self) -> bool:
         """True if no option is about parts."""

@@ -220,14 +220,16 @@ TRIED = 6  # kinds of gathers, those with the most bytes first
 
 
 def ring(planner: Planner) -> Candidates:
-    """The gathers that only products read as rings: those that make the step faster, or all, without other plans."""
-    found = rings(planner.unrolled) if "permute" in planner.machine.asynchronous else ()
+    """The gathers that only products read as rings: those that make the step faster; all of them, without other plans,
+    or where the program does not fit in memory, because a ring never stores what it gathers.
+    """
+    found = rings(planner.unrolled) if "permute" in planner.machine.asynchronous or planner.too_large else ()
     if not found:
         raise planner.no_effect(no_rings(planner.unrolled, planner.machine))
     count, program = faster_rings(planner.unrolled, planner.in_order, planner.seconds)
     if count:
         yield f"{count} of {len(found)} rings", program
-    elif planner.alone:
+    if planner.too_large or (planner.alone and not count):
         yield f"{len(found)} rings", planner.listed(ring_products(planner.unrolled, found))
 
 

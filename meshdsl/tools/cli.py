@@ -139,6 +139,8 @@ def _explained(error: BaseException, workload: str | None) -> MeshdslError:
         platforms = os.environ.get("JAX_PLATFORMS")
         variable = f"JAX_PLATFORMS is {platforms!r}; " if platforms else ""
         return MeshdslError(f"JAX cannot start: {variable}{text}")
+    if name == "ValueError" and "for JAX flag" in text:  # an environment variable, which JAX reads on import
+        return MeshdslError(f"JAX cannot start: {text} (an environment variable in capital letters)")
     line = raised(error) if workload is not None else None
     if line is not None:
         problem = f"calls sys.exit({text})" if isinstance(error, SystemExit) else f"fails: {name}: {text}"

@@ -132,9 +132,11 @@ class Tensor:
         def var(self, over: DimsLike | None = None) -> Tensor: ...
 
     def __init__(self, dims: Shape, dtype: Any, *, array: Any):
-        put = object.__setattr__
+        put, dtype = object.__setattr__, np.dtype(dtype)
+        if dtype.kind in "OSUMm":
+            raise ShapeError(f"a tensor has numbers or booleans, not elements of dtype {dtype}")
         put(self, "dims", dims)
-        put(self, "dtype", np.dtype(dtype))
+        put(self, "dtype", dtype)
         put(self, "_array", array)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -28,11 +28,16 @@ tree = jax.tree_util  # tensors are leaves; containers are JAX's pytrees
 
 
 def flatten(values: Any) -> tuple[list[Any], Any]:
-    """The leaves and the structure of a tree; raises `ShapeError` if it is nested deeper than JAX can follow."""
+    """The leaves and the structure of a tree; raises `ShapeError` for one that JAX cannot follow."""
     try:
         return tree.tree_flatten(values)
     except (SystemError, RecursionError):
         raise ShapeError("an argument or a result is nested thousands of levels deep\n  pass a flatter tree") from None
+    except ValueError as error:
+        if "dictionary keys" not in str(error):  # of a user's own container
+            raise
+        text = "a dict in an argument or a result has keys that cannot be sorted, such as 1 and 'a'\n  use text for all"
+        raise ShapeError(text) from None
 
 
 class OpenTrace:

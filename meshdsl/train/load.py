@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import pkgutil
 import re
 import sys
@@ -20,6 +19,7 @@ import meshdsl as md
 from meshdsl import models
 
 from ..errors import UsageError, Where, nearest, raised, text_of
+from ..errors.values import LONGEST, load_json
 
 FILLS = re.compile(r":\*(?=[\s,;]|$)")  # the size of a mesh axis that fills the devices
 
@@ -80,10 +80,7 @@ def _configured_by(path: Path) -> md.Workload:
     Raises `UsageError` for a type that no module of `meshdsl.models` reads, and for keys that the model does not know.
     """
     _check_file(path)
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}") from None
+    values = load_json(path)
     readers: dict[object, md.Workload] = {}
     for workload in _all_bundled().values():
         if workload.hugging_face is not None:
@@ -123,6 +120,8 @@ def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
 def _check_file(path: Path) -> None:
     try:
         if path.is_file():
+            if path.stat().st_size > LONGEST:
+                raise UsageError(f"{path} has more than {LONGEST} bytes, the limit of a workload's file")
             return
         files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from .batches import Batches, Text, data_for, described, targets_of, tensors, to
 from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
 from .peers import digests, versions
-from .reader import Record, Recorder, finite
+from .reader import NonFiniteLoss, Record, Recorder, finite
 from .state import Keeping, State, closing
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
@@ -68,6 +68,8 @@ def train(
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
     key_parameter = _key(workload)
+    if key_parameter and steps >= 2**32:
+        raise md.MeshdslError(f"a loss that draws random numbers has keys for steps below {2**32}, got steps={steps}")
     needs_key = key_parameter is not None and key_parameter.default is key_parameter.empty
     mesh, layout = plan.mesh, plan.layout
     run, types = stages(workload, plan, guard=True)
@@ -198,10 +200,16 @@ class _Loop:
             if self.evaluation_due():
                 yield from self.evaluate()
         yield from self.save(wait=True)
-        if self.eval_batches:
-            yield from self.evaluate()
+        found: Record = {}
+        for found in self.evaluate() if self.eval_batches else ():
+            yield found
         if self.keep:
             self.keep.checkpoints.wait()
+        if found.get("event") == "eval" and found["loss"] is None:
+            raise NonFiniteLoss(
+                f"the eval loss of step {self.state.step}, the last one, is not finite\n"
+                "  look at the held-out data, and at the eval losses of earlier steps"
+            )
 
     def one_step(self) -> Mapping[str, md.Tensor]:
         """Start the next step and return its metrics, which may not be computed yet."""

@@ -29,7 +29,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ..errors import MeshdslError
-from .checkpoint.digest import sum_of_bits
+from .checkpoint.digest import block_sums
 from .watch import LEFT, POLL, Position, Watch
 
 BEAT, SILENCE, GRACE, CONNECT = 1.0, 8.0, 2.0, 60.0  # seconds
@@ -332,22 +332,27 @@ def differences_of(said: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
                 yield f"{name}: {known} in process {other}, {value} in process {number}"
 
 
-def digests(tree: Any) -> dict[str, int]:
+def digests(tree: Any) -> dict[str, Any]:
     """A sum of the bits of each part of a tree's tensors that several devices store, by path and place.
 
     >>> import meshdsl as md
     >>> digests({"w": md.ones("io:2")})
     {}
     """
-    found: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = leaf.stored
-        places = [str(index) for index in array.sharding.devices_indices_map(array.shape).values()]
-        if len(set(places)) < len(places):
-            for shard in array.addressable_shards:
-                name = f"{jax.tree_util.keystr(path)}{shard.index}"
-                found[name] = int(sum_of_bits(shard.data, (0,) * shard.data.ndim, shard.data.shape))
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    found: dict[str, Any] = {}
+    for path, blocks in block_sums({path: x for path, x in leaves.items() if _has_copies(x.stored)}).items():
+        by_place: dict[str, list[int]] = {}
+        for block in blocks:
+            by_place.setdefault(block.place, []).append(block.value)
+        for place, values in by_place.items():  # several values: the devices of this process differ
+            found[f"{path}{place}"] = values[0] if len({*values}) == 1 else values
     return found
+
+
+def _has_copies(array: jax.Array) -> bool:
+    places = [str(index) for index in array.sharding.devices_indices_map(array.shape).values()]
+    return len(set(places)) < len(places)
 
 
 def versions() -> dict[str, str]:

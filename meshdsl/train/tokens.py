@@ -9,13 +9,16 @@ domains", section 4), so it needs no memory, whatever the number of windows.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -69,29 +72,37 @@ class _File:
     @cached_property
     def tokens(self) -> int:
         """The number of tokens when the file was first seen. Raises `MeshdslError` for less than two."""
-        try:
-            size = self.path.stat().st_size
-        except OSError as error:
-            raise self._unreadable(error) from None
+        size, _ = self._seen
         if size % self.dtype.itemsize or size < 2 * self.dtype.itemsize:
             raise md.MeshdslError(f"{self.path} has {size} bytes, which are not two or more tokens of {self.dtype}")
         return size // self.dtype.itemsize
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """The ids of `count` tokens. Raises `MeshdslError` if the file has become shorter, or cannot be read."""
-        try:
-            found = np.fromfile(self.path, self.dtype, count, offset=first * self.dtype.itemsize)
-        except OSError as error:
-            raise self._unreadable(error) from None
-        if len(found) < count:
+        """The ids of `count` tokens. Raises `MeshdslError` if the file has changed, or cannot be read."""
+        with self._opened() as file:
+            found = np.fromfile(file, self.dtype, count, offset=first * self.dtype.itemsize)
+            size, _ = now = _size_and_time(file)
+        if len(found) < count or now != self._seen:
             raise md.MeshdslError(
-                f"the token file {self.path} had {self.tokens} tokens at the start, and token {first + len(found)} "
-                "is no longer there\n  do not write to the files of a run; restore the file and resume"
+                f"the token file {self.path} was written to or replaced: it had {self._seen[0]} bytes when it was "
+                f"first read, and has {size}\n  do not write to the files of a run; restore the file and resume"
             )
         return found
 
-    def _unreadable(self, error: OSError) -> md.MeshdslError:
-        return md.MeshdslError(f"the token file {self.path} cannot be read: {error.strerror}")
+    @cached_property
+    def _seen(self) -> tuple[int, int]:
+        with self._opened() as file:
+            return _size_and_time(file)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        try:
+            with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise md.MeshdslError(f"{self.path} is not a regular file")
+                yield file
+        except OSError as error:
+            raise md.MeshdslError(f"the token file {self.path} cannot be read: {error.strerror}") from None
 
     @cached_property
     def content(self) -> tuple[str, int, int]:
@@ -114,6 +125,11 @@ class _File:
                 "such as dtype='int32'"
             )
         return total.hexdigest(), min(least), max(largest)
+
+
+def _size_and_time(file: BinaryIO) -> tuple[int, int]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
 
 
 class _Windows:
@@ -155,7 +171,7 @@ class TokenFiles:
     held-out files in order, from the first. Each file is read whole once, when a run starts, for its largest id and its
     hash: training refuses ids that the loss has no class for, and a resumed run reports a file that has changed.
 
-    Raises `MeshdslError` for a file that is missing, too short, or shorter than at the start.
+    Raises `MeshdslError` for a file that is missing, too short, or written to after the start.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Watch:
         self.program: md.Program | None = None  # of a step
         self._at: Position = {"step": 0, "part": 0, "what": "starts", "limited": False}
         self._since = self._polled = time.monotonic()
-        self._started: float | None = None  # when the data of this step were asked for, if nothing else ran since
+        self._started: float | None = None  # when the data of this step were asked for, until something else begins
         self._seconds: deque[float] = deque(maxlen=KEPT)
 
     @property
@@ -49,11 +49,8 @@ class Watch:
 
     def reads(self, step: int) -> None:
         """The data of a step are read next."""
-        now = time.monotonic()
-        if self._started is not None:
-            self._seconds.append(now - self._started)
-        self._started = now
-        self._move(step, 0, f"reads the data of step {step}", now, limited=True)
+        self._move(step, 0, f"reads the data of step {step}", limited=True)
+        self._started = self._since
 
     def starts(self, step: int) -> None:
         """The devices are given a step next, which takes long only the first time: it is compiled."""
@@ -68,10 +65,13 @@ class Watch:
         self._apart(3 + number, f"evaluates held-out batch {number} in step {self.step}", limited=number > 0)
 
     def _apart(self, part: int, what: str, *, limited: bool) -> None:
-        self._started = None
-        self._move(self.step, part, what, time.monotonic(), limited)
+        self._move(self.step, part, what, limited)
 
-    def _move(self, step: int, part: int, what: str, now: float, limited: bool) -> None:
+    def _move(self, step: int, part: int, what: str, limited: bool) -> None:
+        now = time.monotonic()
+        if self._started is not None:
+            self._seconds.append(now - self._started)
+        self._started = None
         self._since, self._at = now, {"step": step, "part": part, "what": what, "limited": limited}
 
     def position(self) -> Position:

@@ -79,10 +79,16 @@ def shard_updates(placed: ShardedGraph, policy: Policy) -> tuple[Graph, Layout, 
     _check_decided(weights, decisions, chosen, updated)
     if not in_loops and not chosen:
         return placed.graph, placed.layout, decisions
-    replaced = ((i, v) for v, out in pairs for i, x in enumerate(around.graph.outs) if x is out)
-    graph = rewrite_updates(around, replaced, chosen) if chosen else looped
-    layout = _with_private(around, chosen) if chosen else around.layout
+    graph, layout = rewritten(around, chosen, pairs)
     return verify(graph, "shard_updates"), layout, decisions
+
+
+def rewritten(placed: ShardedGraph, chosen: Sequence[Update], pairs: Sequence[tuple[Var, Var]]) -> tuple[Graph, Layout]:
+    """The graph with the private dims of these updates, and a layout that splits them."""
+    if not chosen:
+        return placed.graph, placed.layout
+    replaced = ((i, v) for v, out in pairs for i, x in enumerate(placed.graph.outs) if x is out)
+    return rewrite_updates(placed, replaced, chosen), _with_private(placed, chosen)
 
 
 def _check_decided(

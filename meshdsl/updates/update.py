@@ -182,10 +182,9 @@ def _format(placed: ShardedGraph, weight: Var, sums: Sequence[Var], axes: Axes, 
     )
 
 
-def least_padded_split(mesh: Mesh, shape: Shape, sharding: Sharding, axes: Axes) -> dict[str, Axes]:
-    """The axes of the dims of a value, split further over `axes` with the least padding."""
-    form = _least_padded(mesh, shape, tuple(d.size for d in shape), sharding, sharding.split, axes, frozenset())
-    return {old.name: by for old, _, by in form.dims}
+def least_padded(mesh: Mesh, shape: Shape, sharding: Sharding, axes: Axes, taken: frozenset[str]) -> Format:
+    """The dims of a value to split further over `axes`, and private names for them that are not taken."""
+    return _least_padded(mesh, shape, tuple(d.size for d in shape), sharding, sharding.split, axes, taken)
 
 
 @lru_cache(maxsize=4096)

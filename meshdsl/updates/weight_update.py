@@ -6,7 +6,6 @@ faster on a machine.
 
 from __future__ import annotations
 
-import glob
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.tables import table
 from ..errors.units import show_bytes
 from ..ir import Because, Graph, Var, walk
-from ..layouts import PARAMS, Extents, Layout, Mesh, Sharding
+from ..layouts import Layout, Mesh, Sharding
 from ..layouts.sharding import Axes
 from ..lowering import Program
 from ..lowering.partition import partition
@@ -29,7 +28,7 @@ from .bucket_collectives import bucket_collectives, bucketed_tensors
 from .groups import GroupSpec, RefinedMesh, group_of
 from .pending import ShardedGraph, cast_each_part
 from .shard_updates import Decision, Policy, Verdict, shard_updates
-from .update import Update, carried, least_padded_split
+from .update import Update
 from .update_time import all_groups, best_mesh, by_time, fastest_buckets, least_padded, on_refined, step_seconds
 
 MODES = ("replicated", "sharded", "auto")
@@ -249,66 +248,6 @@ def _shard(placed: ShardedGraph, request: WeightUpdate, machine: Machine | None)
         return given, split
     best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
     return (best, on(best)) if best.parts else (given, split)
-
-
-def of_params(
-    graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str], request: WeightUpdate
-) -> tuple[Layout, WeightUpdate]:
-    """The layout without its rule for parameters (`params:rows`), and the weight update that it stands for.
-
-    Parameters that the function updates are shards that are gathered where they are read (`regather`). In a function
-    without an update, an override splits each parameter: the leaves of the argument `params`, or else of the first
-    argument that is a tree; without such an argument, those of the result. A dim of the name `params` has its own rule
-    as any other.
-
-    Raises `LayoutError` for an axis that the mesh lacks, for an update that the rule contradicts, and if there are no
-    parameters.
-    """
-    axes = layout.rules.get(PARAMS)
-    if axes is None or PARAMS in graph.known_dim_names:
-        return layout, request
-    if problems := Layout({PARAMS: axes}).problems(mesh, [PARAMS], {}):
-        raise LayoutError(problems[0])
-    rest = Layout({d: cut for d, cut in layout.rules.items() if d != PARAMS}, overrides=layout.overrides)
-    axes = tuple(axis for axis in axes if mesh.axes[axis] > 1)
-    if request.mode == "auto" or request.group is not None:
-        what = f"group={request.group!r}" if request.group is not None else "weight_update='auto'"
-        raise LayoutError(
-            f"the layout has a rule for the parameters, params:{','.join(axes)}, and {what} says how they are sharded\n"
-            "  leave one of them out"
-        )
-    if not axes:
-        return rest, request
-    if carried(ShardedGraph(graph, results, {}, mesh, Extents(), rest)):
-        return rest, replace(request, mode="sharded", group=dict.fromkeys(axes), regather=True)
-    return _with_overrides(graph, mesh, rest, axes, _parameters(graph, results)), request
-
-
-def _parameters(graph: Graph, results: Sequence[str]) -> list[tuple[str, Var]]:
-    """The paths and values of the parameters of a function that updates none; see `of_params`."""
-    roots = [v.name.partition("/")[0] for v in graph.ins if "/" in v.name]
-    root = PARAMS if PARAMS in roots else next(iter(roots), "")
-    given = [(v.name, v) for v in graph.ins if root and v.name.startswith(f"{root}/")]
-    return given or [(path, v) for path, v in zip(results, graph.outs, strict=True) if "/" in path]
-
-
-def _with_overrides(graph: Graph, mesh: Mesh, layout: Layout, axes: Axes, params: Sequence[tuple[str, Var]]) -> Layout:
-    """The layout with an override for each parameter that splits it over the axes; not along a dim of a loop."""
-    if not params:
-        raise LayoutError(
-            "the layout has a rule for the parameters (params), and the function has no argument that is a tree of "
-            "tensors\n  give the parameters as a dict, or name their dims in the layout"
-        )
-    looped = {eqn.scan.dim.name for eqn, _ in walk(graph) if eqn.scan is not None}
-    overrides = dict[str, dict[str, Axes]]()
-    for path, v in params:
-        rules = layout.for_path(path)
-        own = {d.name: rules.get(d.name, ()) for d in v.dims}
-        free = tuple(axis for axis in axes if all(axis not in cut for cut in own.values()))
-        shape = tuple(d for d in v.dims if d.name not in looped) or v.dims
-        if free and shape:
-            overrides[glob.escape(path)] = least_padded_split(mesh, shape, Sharding.of(own), free)
-    return Layout(layout.rules, overrides={**layout.overrides, **overrides})
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:

@@ -60,8 +60,12 @@ def test_safetensors_round_trip(saved: Any, tmp_path: Path):
 
     library.save_file({"w": np.zeros((2, 3))}, file)
     assert md.import_safetensors(file, dims={"w": "io hidden"})["w"].shape == (2, 3)
-    with pytest.raises(md.ShapeError, match=r"does not store the dims of w, an array of shape \(2, 3\)"):
+    with pytest.raises(md.ShapeError, match=r"does not store the dims of 'w', an array of shape \(2, 3\)"):
         md.import_safetensors(file)
+    library.save_file({"w" * 10_000: np.zeros((2, 3))}, file)
+    with pytest.raises(md.ShapeError) as caught:
+        md.import_safetensors(file)
+    assert len(str(caught.value)) < 600, "a long name is cut"
     whole = {"step": 1, "config": None, "data": None, "key": None, "tensors": 1}
     for note in ("[]", "{}", '{"step": 1}', json.dumps(whole), "[" * 10_000):
         library.save_file({"w": np.zeros((2, 3))}, file, metadata={"meshdsl": note})

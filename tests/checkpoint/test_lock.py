@@ -84,6 +84,14 @@ def test_lock_of_another_machine(
         assert bool(said) == (seconds_ago < 0.3) and checkpoints.steps() == [1]
 
 
+def test_lock_with_a_time_in_the_future_is_waited_for_as_long_as_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    other_machine(tmp_path, -6.8e9, host="elsewhere")
+    said: list[str] = []
+    with fast(monkeypatch), md.Checkpoints(tmp_path, take_over=True, report=said.append) as checkpoints:
+        checkpoints.claim()
+    assert len(said) == 1 and said[0].startswith("waiting 0 s for a heartbeat"), said
+
+
 def test_lock_take_over_refuses_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path, ended = other_machine(tmp_path, 0, host="elsewhere"), threading.Event()
 

@@ -64,9 +64,16 @@ def environment(arguments: list[str], **variables: str) -> Run:
     return Run(run.returncode, run.stdout, run.stderr)
 
 
-def test_cli_with_an_unknown_platform():
-    run = environment(["train", BIGRAM, "--steps", "1"], JAX_PLATFORMS="nope")
-    assert run.code == 1 and run.err.startswith("MeshdslError: JAX cannot start: JAX_PLATFORMS is 'nope'; "), run
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("JAX_PLATFORMS", "nope", "JAX_PLATFORMS is 'nope'; "),
+        ("JAX_NUM_CPU_DEVICES", "x", 'Invalid value "x" for JAX flag jax_num_cpu_devices'),
+    ],
+)
+def test_cli_with_an_environment_in_which_jax_does_not_start(variable: str, value: str, message: str):
+    run = environment(["train", BIGRAM, "--steps", "1"], **{variable: value})
+    assert run.code == 1 and run.err.startswith(f"MeshdslError: JAX cannot start: {message}"), run
     assert "Traceback" not in run.err
 
 

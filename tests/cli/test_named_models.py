@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_a_config_json_is_a_model(tmp_path: Path):
     assert here("list", str(file)).code == 2
     file.write_text("{")
     assert "cannot be read as JSON" in here("list", str(file)).err
+    for damaged in ("[" * 100_000, json.dumps(values | {"hidden_size": 10**30})):
+        file.write_text(damaged)
+        run = here("list", str(file))
+        assert run.code == 2 and len(run.err) < 1000, run
+    os.truncate(file, 5 << 30)  # a hole
+    run = here("list", str(file))
+    assert run.code == 2 and "has more than 1048576 bytes" in run.err, run
+    file.unlink()
     file.write_text(json.dumps(values | {"hidden_act": "relu", "surprise": 3, "dtype": "int3"}))
     run = here("list", str(file))
     assert run.code == 2 and "only 'silu'" in run.err and "surprise" in run.err and "'int3'" in run.err

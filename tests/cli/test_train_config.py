@@ -172,7 +172,7 @@ def test_train_records_are_strict_json(tmp_path: Path):
     lines = tmp_path / "m.jsonl"
     options = ["--checkpoints", str(tmp_path / "c"), "--metrics", str(lines), "--json"]
     run = here(*ODD, "--steps", "1", "--set", "scale=inf", "--set", "wrong=held_out", *options)
-    assert run.code == 0, run.err
+    assert run.code == 5 and "NonFiniteLoss: the eval loss of step 1, the last one, is not finite" in run.err, run
 
     def strictly(text: str) -> Any:
         return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))

@@ -80,7 +80,7 @@ def test_flax_nnx():
     def loss(params, x, y):
         return jnp.mean((nnx.merge(graph, params)(x) - y) ** 2)
 
-    names = {"x": "batch length model", "*/query/kernel/value": "model heads head", "*/up/kernel/value": "model d_ff"}
+    names = {"x": "batch length model", "*/query/kernel": "model heads head", "*/up/kernel": "model d_ff"}
     m = check_gradients(
         loss, [params, X, Y], [("rows:2 cols:4", "batch:rows; heads:cols; d_ff:cols")], 1e-4, names=names
     )

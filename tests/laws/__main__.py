@@ -44,6 +44,7 @@ LAWS = {
     "faults": ("tests.train.faults", "", "training killed or stopped at any moment"),
     "endings": ("tests.train.endings", "", "how the processes of a run end when one of them does"),
     "elastic": ("tests.train.elastic", "", "a run that goes on with fewer processes"),
+    "digests": ("tests.train.digest_cost", "", "seconds of the sums of bits, beside those of a step"),
     "long": ("tests.train.long", "--steps", "two processes with kills and changes of layout"),
     "commands": ("tests.cli.fuzz", "--cases", "random command lines and model files"),
     "signals": ("tests.cli.signals", "", "signals while a run starts, and readers that are gone"),

@@ -116,7 +116,7 @@ def in_a_row(program: Program) -> list[Eqn]:
             before = makers.get(eqn.ins[0]) if eqn.sends and eqn.collective is not None else None
             if before is None or not before.sends or type(before.collective) is not type(eqn.collective):
                 continue
-            asked = str(before.cause).startswith("shard needs")
+            asked = str(before.cause).startswith("shard needs") or program.padded_bytes(before)  # trimmed: less is sent
             if reads[eqn.ins[0]] == 1 and not asked and could_be_one(program, before, eqn):
                 found.append(eqn)
     return found

@@ -29,7 +29,18 @@ NESTED: object = X
 for _ in range(20_000):
     NESTED = [NESTED]
 
+MIXED = {1: X, "a": X}
+
 ROWS = [
+    # Trees that JAX cannot follow
+    (lambda: md.eval_shape(lambda x: x, MIXED), "a dict in an argument or a result has keys that cannot be sorted"),
+    (lambda: md.compile(lambda x: x, "all:1").program(MIXED), "keys that cannot be sorted"),
+    (lambda: md.compile(lambda x: {1: x, "a": x}, "all:1").program(X), "keys that cannot be sorted"),
+    (lambda: md.grad(lambda x: md.sum(x[1]))(MIXED), "keys that cannot be sorted"),
+    # Sizes and elements that no tensor has
+    (lambda: md.Dim("a", 10**400), "dim 'a' cannot have a size above 9223372036854775807"),
+    (lambda: md.spec(f"a:{2**63}"), "dim 'a' cannot have a size above 9223372036854775807"),
+    (lambda: md.Tensor((), object, array=None), "a tensor has numbers or booleans, not elements of dtype object"),
     # Trees too deep for JAX
     (lambda: md.eval_shape(lambda x: x, NESTED), "nested thousands of levels deep"),
     (lambda: md.compile(lambda x: x, "all:1")(NESTED), "nested thousands of levels deep"),

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -313,7 +314,7 @@ def test_lists_and_offsets_of_a_table():
     hub = md.HubConfig({"depths": [2, 3], "widths": [4, 0], "text": "45"})
     assert hub.sizes("depths") == (2, 3) and hub.sizes("other", (5,)) == (5,) and hub.sizes("widths") == (1,)
     assert hub.sizes("text") == (1,) and not hub.complete
-    assert hub.problems[0] == "widths is [4, 0], and must be a list of positive integers"
+    assert hub.problems[0] == "widths is [4, 0], and must be a list of positive integers up to 16777216"
     rule = rule_of("w", ("a.{layer+2}.b.{expert}", "io"), md.dims("layer:2 expert:2 io:3"))
     assert rule.names() == ["a.2.b.0", "a.2.b.1", "a.3.b.0", "a.3.b.1"]
 
@@ -360,7 +361,7 @@ def test_import_accepts_files_of_the_bare_model(tmp_path: Path):
     assert all((again[path].numpy() == x.numpy()).all() for path, x in params.items())
 
 
-@pytest.mark.parametrize("damage", ["short", "offsets", "dtype", "json", "none", "index", "missing"])
+@pytest.mark.parametrize("damage", ["short", "offsets", "dtype", "json", "none", "index", "nul", "fifo", "missing"])
 def test_damaged_files_are_refused(damage: str, tmp_path: Path):
     folder = copied("gpt2", tmp_path / "hf")
     file = folder / "model.safetensors"
@@ -373,13 +374,24 @@ def test_damaged_files_are_refused(damage: str, tmp_path: Path):
         "none": b"",
     }
     file.write_bytes(changed.get(damage, content))
-    if damage == "index":
-        index = {"weight_map": {"transformer.wte.weight": "../model.safetensors"}}
+    if damage in ("index", "nul", "fifo"):
+        name = {"index": "../model.safetensors", "nul": "a\0b", "fifo": "fifo"}[damage]
+        os.mkfifo(folder / "fifo")  # to open it would wait
+        index = {"weight_map": {"transformer.wte.weight": name}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     if damage == "missing":
         file.unlink()
     with pytest.raises(md.CheckpointError, match=str(folder)):
         md.import_hugging_face(folder, gpt2.gpt2)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path):
+    file = copied("gpt2", tmp_path / "hf") / "model.safetensors"
+    stored = next(iter(header_of(file).values()))
+    stored.view()
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(md.CheckpointError, match=r"model\.safetensors was written to or replaced while it was read"):
+        stored.view()
 
 
 def test_import_of_a_16_bit_directory_makes_float32_parameters(tmp_path: Path) -> None:

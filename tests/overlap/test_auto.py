@@ -60,3 +60,18 @@ def test_auto_is_never_slower_and_every_mode_has_an_effect_or_a_reason(capsys: p
 @pytest.mark.slow
 def test_auto_is_never_slower_on_many_random_programs() -> None:
     law(range(5_000, 5_600))
+
+
+def test_auto_tries_all_rings_where_the_program_does_not_fit() -> None:
+    """An operand of 69 GB over 32 devices (GShard, figure 4c): its gather does not fit, its blocks do."""
+
+    def dot(a: md.Tensor, b: md.Tensor) -> md.Tensor:
+        return md.prefer(md.einsum(a, b, out="n k"), "n")
+
+    specs = md.spec("n:8192 m:65536"), md.spec("m:65536 k:262144")
+    reports = {
+        mode: md.compile(dot, "a:32", "n:a; k:a", **options).cost(*specs, machine="tpu-v4")
+        for mode, options in [("none", {}), *((m, {"overlap": m, "machine": "tpu-v4"}) for m in ("auto", "ring"))]
+    }
+    assert [report.fits for report in reports.values()] == [False, True, True]
+    assert reports["auto"].peak_bytes == reports["ring"].peak_bytes

@@ -13,6 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.tools import demo
 from meshdsl.train import NonFiniteLoss, data_for, load, mesh_and_layout, stages, train
+from tests.train.tiny import tiny
 
 LM = load("models/transformer.py:lm").replace(batch=8, length=16, layers=2, d_model=32, heads=4, d_head=8, d_ff=64)
 MLP = load("models/mlp.py:mlp").replace(batch=8, io=8, hidden=16)
@@ -89,6 +90,25 @@ def test_train_non_finite_loss_names_its_step(bad: float):
             seen.append(record["event"])
     assert caught.value.exit_code == 5
     assert seen == ["start", "step", "step"]
+
+
+def test_train_ends_with_an_error_if_the_last_eval_loss_is_not_finite():
+    noise = data_for(MLP, 0)
+
+    def batches(split: str, step: int) -> Mapping[str, np.ndarray]:
+        batch = dict(noise(split, step))
+        return {**batch, "target": batch["target"] + math.nan} if split == "held_out" else batch
+
+    seen = []
+    with pytest.raises(NonFiniteLoss, match="the eval loss of step 1, the last one, is not finite"):
+        for record in train(MLP, md.Plan(*mesh_and_layout(MLP, "data", None)), steps=1, batches=batches):
+            seen.append(record["event"])
+    assert seen == ["start", "step", "eval"]
+
+
+def test_train_needs_a_random_key_for_each_step():
+    with pytest.raises(md.MeshdslError, match=f"has keys for steps below {2**32}, got steps={2**32}"):
+        next(train(tiny, md.Plan("all:1"), steps=2**32))
 
 
 def test_train_checks_the_layout_first():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -117,8 +118,15 @@ def test_token_files_that_change_are_noticed(tmp_path: Path):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     assert TokenFiles([path], **options).describe() != before, "one bit in the middle"
-    path.write_bytes(data[:4])
-    with pytest.raises(md.MeshdslError, match=r"had 200000 tokens at the start, and token \d+ is no longer there"):
+    other = tmp_path / "other.bin"
+    for content in (data, data[:4]):  # the same size, and shorter
+        other.write_bytes(content)
+        os.replace(other, path)
+        with pytest.raises(md.MeshdslError, match=r"was written to or replaced: it had 400000 bytes .* and has \d+"):
+            files("train", 1)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(md.MeshdslError, match=r"t\.bin is not a regular file"):
         files("train", 1)
     path.unlink()
     with pytest.raises(md.MeshdslError, match=r"t\.bin cannot be read: No such file"):

@@ -75,6 +75,17 @@ def test_watch_does_not_limit_saves_compilation_and_a_process_that_was_stopped(c
     assert wait(clock, found, 6)["overdue"]
 
 
+def test_watch_times_steps_that_are_all_saved(clock: Clock):
+    found = watch.Watch(5.0)
+    for step in range(1, 5):
+        found.reads(step)
+        found.starts(step)
+        clock.now += 1
+        found.saves()
+        clock.now += 100
+    assert found.limit() == pytest.approx(5)
+
+
 def test_watch_names_what_is_late(clock: Clock):
     found = run(clock)
     early: dict[str, Any] = {**wait(clock, found, 6), "stack": ["data.py:3 in read: queue.get()"]}

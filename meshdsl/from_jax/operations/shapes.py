@@ -12,7 +12,7 @@ import meshdsl as md
 
 from ..axes import dims
 from ..replay import Replay
-from ..steps import Step, Value
+from ..steps import Step
 from ..tensors import Move, axiswise, fit, fresh, full, moved, single, whole, wholes
 from .registry import operation
 
@@ -45,21 +45,15 @@ def iota(replay: Replay, step: Step, xs: list[Any]) -> Any:
 def along(step: Step, x: Any, changes: dict[int, Change]) -> Any:
     """Change the first operand along some axes, one after the other; an axis may get another size."""
     v, out = step.ins[0], step.outs[0]
-    x = whole(v, x)
+    x, moves = whole(v, x), axiswise(v, out, skip=list(changes))
     for i, change in changes.items():
         x, d = single(x, v.axes[i])
         x = change(x, d)
         if out.shape[i] == 1:
             x = md.squeeze(x, d.name)
         else:
-            x = fit(x, ([md.Dim(d.name, out.shape[i])], [stand_in(i, out)]))
-    moves: list[Move] = [([stand_in(i, out)], [out.axes[i]]) for i in changes if out.shape[i] != 1]
-    return fit(x, *axiswise(v, out, skip=list(changes)), *moves)
-
-
-def stand_in(i: int, v: Value) -> md.Dim:
-    """A dim for axis i of a value while the other axes change."""
-    return md.Dim(f"axis_{i}__", v.shape[i])
+            moves.append(([md.Dim(d.name, out.shape[i])], [out.axes[i]]))
+    return fit(x, *moves)
 
 
 @operation("slice")
@@ -161,8 +155,8 @@ def split(replay: Replay, step: Step, xs: list[Any]) -> Any:
     x, d = single(x, v.axes[axis])
     for out, n in zip(step.outs, step.params["sizes"], strict=True):
         y = md.slice(x, d, start, n)
-        y = md.squeeze(y, d.name) if n == 1 else fit(y, ([md.Dim(d.name, n)], [stand_in(axis, out)]))
-        moves: list[Move] = [([stand_in(axis, out)], [out.axes[axis]])] if n != 1 else []
+        y = md.squeeze(y, d.name) if n == 1 else y
+        moves: list[Move] = [([md.Dim(d.name, n)], [out.axes[axis]])] if n != 1 else []
         results.append(fit(y, *axiswise(v, out, skip=[axis]), *moves))
         start += n
     return results

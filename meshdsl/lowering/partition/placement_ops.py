@@ -174,9 +174,12 @@ def padded_otherwise(scope: Scope, eqn: Eqn) -> bool:
     if v in scope.unmaterialized or (scope.default_sharding[v].partial and scope.whole_version(v) is None):
         return False
     home, axes_of = scope.whole_version(v) or scope.default_sharding[v], _renamed_axes(scope, eqn)
-    blocks = [scope.setting.mesh.count(axes_of[to.name]) for to in out.dims]
-    each = zip(v.dims, out.dims, blocks, strict=True)
-    unlike = [(d, to) for d, to, n in each if not extents.alike(d, to, n)]
+    count = scope.setting.mesh.count
+    unlike = [
+        (d, to)
+        for d, to in zip(v.dims, out.dims, strict=True)
+        if not all(extents.alike(d, to, count(axes)) for axes in (home.axes(d), axes_of[to.name]))
+    ]
     if any(home.axes(d.name) for d, _ in unlike):
         return False
     axes_used = [axis for axes in axes_of.values() for axis in axes]

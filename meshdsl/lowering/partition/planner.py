@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from itertools import count, permutations, takewhile
@@ -25,6 +26,7 @@ from ...errors import LayoutError, nearest
 from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Extents, Sharding
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
+from .many_axes import apart, gathered, home, joined, together, toward
 
 Sizes = tuple[tuple[str, int, int], ...]  # dim name, size, padded size; sorted
 Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
@@ -32,10 +34,12 @@ Steps = tuple[Step, ...]
 Seconds = Callable[[str, Axes, float], float]  # of a collective: its kind, axes, and V (`cost.network.full_bytes`)
 Price = tuple[int, ...]  # picoseconds, bytes, collectives, steps; by bytes, the first is 0
 
-# The number of shardings grows faster than exponentially with the axes. With more axes than this, axes that lead the
-# same dim in source and target stay fixed: the plan is still correct, and rarely costs more (0 of 212,000 random pairs
-# that share such an axis on a mesh of 2x3x2, three dims; 1 in 740 on 2x3x6).
+# The number of shardings grows faster than exponentially with the axes. With more than `EXACT_AXES`, axes that stay
+# together are one, and axes that lead the same dim in source and target stay fixed; with more than `HELD_AXES` left,
+# only collectives that bring axes nearer to their places are tried (`toward`). The plan is still correct.
 EXACT_AXES = 3
+HELD_AXES = 4
+MOST_ENTERED = 24  # shardings, of those that a number of steps reaches
 NEVER = (math.inf,)  # above every price
 
 
@@ -229,27 +233,48 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 @lru_cache(maxsize=65536)
 def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """The plan that sends the fewest bytes."""
+    """The plan that sends the fewest bytes, under canonical names."""
+    if len(mesh.axes) > EXACT_AXES and (runs := together(source, target, mesh)):
+        one = {run[0]: run for run in runs}
+        others = {axis for run in runs for axis in run[1:]}
+        fewer = Mesh({axis: mesh.count(one.get(axis, (axis,))) for axis in mesh.axes if axis not in others})
+        steps = _search(joined(source, one), joined(target, one), sizes, fewer, itemsize)
+        return tuple(apart(step, one) for step in steps)
     return _cheapest(source, target, sizes, mesh, itemsize, None)
 
 
 def _cheapest(
     source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None
 ) -> Steps:
-    """Dijkstra's algorithm over all shardings by the mesh's axes; ties are broken by the order of `_moves`."""
+    """Dijkstra's algorithm over all shardings by the mesh's axes; ties are broken by the order of `_moves`.
+
+    With many axes, shardings with fewer axes away from their places are tried first, so the first plan is taken.
+    """
     axes = tuple(mesh.axes)
     dims = tuple(dim for dim, *_ in sizes)
+    exact = len(axes) <= HELD_AXES
     held = _held(source, target, len(axes) > EXACT_AXES)
+    needed = itemsize * math.prod(_local(target, sizes, mesh).values())
+
+    def left(sharding: Sharding) -> Price:
+        if exact:
+            return 0, 0, 0, 0
+        stored = min(needed, itemsize * math.prod(_local(sharding, sizes, mesh).values()))
+        size = 2 * stored * sum(home(sharding, axis) != home(target, axis) for axis in axes)
+        return round(1e12 * seconds("all_to_all", axes, size)) if seconds else 0, size, 0, 0
+
     best: dict[Sharding, Price] = {source: (0, 0, 0, 0)}
-    number = count()
-    queue: list[tuple[Price, int, Sharding, Steps]] = [(best[source], next(number), source, ())]
-    while True:
-        so_far, _, reached, steps = heapq.heappop(queue)
+    number = count(1)
+    queue: list[tuple[Price, int, Price, Sharding, Steps]] = [(left(source), 0, best[source], source, ())]
+    entered = Counter[int]()  # with many axes: the shardings that so many steps reach
+    while queue:
+        _, _, so_far, reached, steps = heapq.heappop(queue)
         if reached == target:
             return steps
-        if so_far > best[reached]:
+        if so_far > best[reached] or (not exact and entered[len(steps)] >= MOST_ENTERED):
             continue
-        for step, after in _moves(reached, held, dims, axes, mesh):
+        entered[len(steps)] += 1
+        for step, after in _moves(reached, held, dims, axes, mesh) if exact else toward(reached, target, dims, mesh):
             if after not in best and not _fits(after, sizes, mesh):
                 best[after] = (-1,)  # no price is lower, so it is never entered
             local_bytes = _sent_bytes(step, reached, after, sizes, mesh, itemsize)
@@ -258,7 +283,9 @@ def _cheapest(
             price = tuple(map(add, so_far, own))
             if (after not in best or price < best[after]) and price < best.get(target, NEVER):
                 best[after] = price
-                heapq.heappush(queue, (price, next(number), after, (*steps, step)))
+                expected = tuple(map(add, price, left(after)))
+                heapq.heappush(queue, (expected, next(number), price, after, (*steps, step)))
+    return gathered(source, target)
 
 
 def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:

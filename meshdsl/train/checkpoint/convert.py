@@ -196,15 +196,16 @@ def _named(name: str, arrays: Mapping[str, np.ndarray], metadata: Any, dims: Dim
         dims_by_path = _dims_by_path(metadata, f"{name}: metadata", arrays)
     unknown = [path for path in dims if path not in arrays]
     if unknown:
-        raise ShapeError(f"dims= names {unknown[0]!r}, which {name} lacks; {nearest(unknown[0], arrays)}")
+        raise ShapeError(f"dims= names {short(unknown[0])}, which {name} lacks; {nearest(unknown[0], arrays)}")
     sixty_four_bit = [path for path, x in arrays.items() if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype]
     if sixty_four_bit:
-        raise ShapeError(f"{', '.join(sixty_four_bit)} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
+        listed = ", ".join(short(path)[1:-1] for path in sixty_four_bit[:5])
+        raise ShapeError(f"{listed} of {name}: JAX keeps 64-bit types only with jax_enable_x64")
     unnamed = [path for path in arrays if path not in dims_by_path and path not in dims]
     if unnamed:
         raise ShapeError(
-            f"{name} does not store the dims of {unnamed[0]}, an array of shape {arrays[unnamed[0]].shape}\n"
-            f"  pass dims={{{unnamed[0]!r}: 'a b c'}}; {nearest(unnamed[0], dims)}"
+            f"{name} does not store the dims of {short(unnamed[0])}, an array of shape {arrays[unnamed[0]].shape}\n"
+            f"  pass dims={{{short(unnamed[0])}: 'a b c'}}; {nearest(unnamed[0], dims)}"
         )
     return {path: tensor(values, dims_by_path.get(path) or dims.get(path, ())) for path, values in arrays.items()}
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from ...errors import short
 
+LARGEST = 1 << 24  # of a size; some layers compute tables of so many numbers
+_SIZE = f"a positive integer up to {LARGEST}"
 _HARMLESS = (  # of the file, of training from scratch, of text generation, of classification, of unused outputs
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
     "initializer_factor bos_token_id eos_token_id pad_token_id unk_token_id decoder_start_token_id sep_token_id "
@@ -59,16 +61,16 @@ class HubConfig:
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer; 1 if there is a problem."""
         value = self._value(key, default, 1)
-        if type(value) is int and value > 0:
+        if type(value) is int and 0 < value <= LARGEST:
             return value
-        return self._problem(key, value, "a positive integer", 1)
+        return self._problem(key, value, _SIZE, 1)
 
     def sizes(self, key: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """A list of positive integers; (1,) if there is a problem."""
         value = self._value(key, default, (1,))
-        if isinstance(value, Sequence) and value and all(type(x) is int and x > 0 for x in value):
+        if isinstance(value, Sequence) and value and all(type(x) is int and 0 < x <= LARGEST for x in value):
             return tuple(value)
-        return self._problem(key, value, "a list of positive integers", (1,))
+        return self._problem(key, value, f"a list of positive integers up to {LARGEST}", (1,))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive finite number; 1 if there is a problem."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,17 +35,28 @@ _LONGEST = 100_000_000  # bytes of a header or of a JSON file, as in the safeten
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its dtype and shape, and the byte at which it starts."""
+    """A tensor in a file: its dtype and shape, the byte at which it starts, and the size and time of the file."""
 
     file: Path
     dtype: np.dtype
     shape: tuple[int, ...]
     start: int
+    version: tuple[int, int]
 
     def view(self, mode: Any = "r") -> np.ndarray:
-        """The tensor, mapped into memory: "r" to read it, "r+" to write it in place."""
+        """The tensor, mapped into memory: "r" to read it, "r+" to write it in place.
+
+        Raises `CheckpointError` if the file has changed: a program that reads what was cut off is killed.
+        """
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype)
+        if mode == "r":
+            try:
+                status = self.file.stat()
+            except OSError as error:
+                raise CheckpointError(f"{self.file} cannot be read: {error.strerror}") from None
+            if (status.st_size, status.st_mtime_ns) != self.version:
+                raise CheckpointError(f"{self.file} was written to or replaced while it was read\n  import it again")
         return np.memmap(self.file, self.dtype, mode, self.start, self.shape)
 
 
@@ -68,7 +80,7 @@ def _of_index(directory: Path) -> dict[str, Stored]:
         raise CheckpointError(f"{directory / INDEX}: weight_map must map the names of tensors to names of files")
     headers: dict[str, dict[str, Stored]] = {}
     for file in sorted(set(by_name.values())):
-        if Path(file).name != file:
+        if Path(file).name != file or "\0" in file:
             raise CheckpointError(f"{directory / INDEX} names {short(file)}, which is not a file of the directory")
         headers[file] = header_of(directory / file)
     missing = [f"{short(name)} in {file}" for name, file in by_name.items() if name not in headers[file]]
@@ -80,7 +92,10 @@ def _of_index(directory: Path) -> dict[str, Stored]:
 def header_of(file: Path) -> dict[str, Stored]:
     """The tensors of one file, without reading their elements."""
     try:
-        size = file.stat().st_size
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{file} is not a regular file")
+        size = status.st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > min(_LONGEST, size - 8):
@@ -89,10 +104,11 @@ def header_of(file: Path) -> dict[str, Stored]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from None
     header.pop("__metadata__", None)
-    return {name: _entry(file, name, entry, 8 + length, size) for name, entry in header.items()}
+    version = size, status.st_mtime_ns
+    return {name: _entry(file, name, entry, 8 + length, version) for name, entry in header.items()}
 
 
-def _entry(file: Path, name: str, entry: Any, start: int, size: int) -> Stored:
+def _entry(file: Path, name: str, entry: Any, start: int, version: tuple[int, int]) -> Stored:
     """One tensor of a header, which must lie inside the file."""
     try:
         dtype, shape, (first, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
@@ -103,9 +119,9 @@ def _entry(file: Path, name: str, entry: Any, start: int, size: int) -> Stored:
         raise CheckpointError(f"{file}: {short(name)} has sizes or offsets that are not integers from 0")
     if dtype not in DTYPES:
         raise CheckpointError(f"{file}: {short(name)} has dtype {short(dtype)}; supported: {', '.join(DTYPES)}")
-    if end - first != math.prod(shape) * DTYPES[dtype].itemsize or start + end > size:
+    if end - first != math.prod(shape) * DTYPES[dtype].itemsize or start + end > version[0]:
         raise CheckpointError(f"{file}: {short(name)} of shape {shape} does not fit its bytes {first} to {end}")
-    return Stored(file, DTYPES[dtype], shape, start + first)
+    return Stored(file, DTYPES[dtype], shape, start + first, version)
 
 
 def read_json(file: Path) -> dict[str, Any]:

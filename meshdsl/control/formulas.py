@@ -1,0 +1,281 @@
+"""Formulas of products and exponentials that are operations: softmax, and attention.
+
+A formula of attention stores its scores, one for each query and key, several times for its gradient; `md.attention`
+computes them in blocks. A formula of softmax stores the exponentials and their sum; `md.softmax` keeps its result.
+They are found in a graph, before it is differentiated, from the equation that ends them: the product of weights and
+values, or the division.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..dims import Dim, names
+from ..errors import ShapeError
+from ..ir import Eqn, Graph, Var, dce
+from ..ops.attention import attention
+from ..ops.contraction import EINSUM
+from ..ops.dtypes import CAST, cast
+from ..ops.elementwise import ADD, DIVIDE, EXP, MAXIMUM, MULTIPLY, STOP_GRADIENT, SUBTRACT, WHERE
+from ..ops.placement import PREFER
+from ..ops.reductions import BROADCAST, MAX, SUM
+from ..ops.reshape import TRANSPOSE, transpose
+from ..ops.softmax import softmax
+from ..trace import FULL, Tensor, evaluate, location, trace, tree
+from .blockwise import run_on
+
+MOST = 1 << 26  # elements of a mask that is computed to see what it is: of 8,192 positions
+LOWEST = -1e9  # what scores that nobody sees are at most
+_SAME = (CAST, TRANSPOSE, PREFER, BROADCAST)  # they move or convert elements
+
+
+def with_operations(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function `f` of tensors, with operations in the place of formulas.
+
+    >>> import meshdsl as md
+    >>> def weights(x):
+    ...     e = md.exp(x - md.stop_gradient(md.max(x, "k")))
+    ...     return e / md.sum(e, "k")
+    >>> md.eval_shape(with_operations(weights), md.spec("n:2 k:8"))
+    float32[n=2 k=8]
+    """
+
+    @functools.wraps(f)
+    def rewritten(*xs: Tensor) -> Any:
+        graph, captures, structure = trace(f, [x.type for x in xs])
+        return tree.tree_unflatten(structure, evaluate(recognised(graph), [*captures, *xs]))
+
+    return rewritten
+
+
+def recognised(graph: Graph) -> Graph:
+    """The graph with operations in the place of formulas, also in loops and branches."""
+    graph = graph.replace(eqns=tuple(eqn.map_graphs(recognised) for eqn in graph.eqns))
+    if not any(eqn.op is EXP for eqn in graph.eqns):
+        return graph
+    search = _Search(graph)
+    eqns = [new for eqn in graph.eqns for new in search.instead_of(eqn)]
+    return dce(graph.replace(eqns=tuple(eqns)))
+
+
+@dataclass
+class _Scores:
+    """Scores as a product, and what was done to it: `scale`, and masks and biases, outermost first."""
+
+    product: Eqn
+    scale: float = 1.0
+    masks: list[Var] = field(default_factory=list[Var])
+    biases: list[Var] = field(default_factory=list[Var])
+
+
+class _Search:
+    """The formulas of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
+
+    def instead_of(self, eqn: Eqn) -> Sequence[Eqn]:
+        """The equations in the place of one that ends a formula; else the equation itself."""
+        if eqn.op is EINSUM and len(eqn.ins) == 2:
+            return self.attention(eqn) or (eqn,)
+        if eqn.op is DIVIDE and (found := self.softmax(eqn)) is not None:
+            x, over = found
+            return _inlined(eqn, [x], lambda x: softmax(x, over))
+        return (eqn,)
+
+    def made(self, v: Var, *ops: Any) -> Eqn | None:
+        """The equation that makes a value, if it is one of these operations."""
+        eqn = self.maker.get(v)
+        return eqn if eqn is not None and eqn.op in ops else None
+
+    def through(self, v: Var, *ops: Any) -> Var:
+        """The value before operations that move or convert its elements."""
+        while (eqn := self.made(v, *(ops or _SAME))) is not None:
+            v = eqn.ins[0]
+        return v
+
+    def number(self, v: Var) -> float | None:
+        eqn = self.made(self.through(v, BROADCAST), FULL)
+        return float(eqn.params["value"]) if eqn is not None else None
+
+    def softmax(self, eqn: Eqn) -> tuple[Var, tuple[Dim, ...]] | None:
+        """The operand and the dims of a softmax that ends in this division."""
+        exponential, total = self.made(eqn.ins[0], EXP), self.made(self.through(eqn.ins[1], BROADCAST), SUM)
+        if exponential is None or total is None or total.ins[0] is not eqn.ins[0]:
+            return None
+        below = self.made(exponential.ins[0], SUBTRACT)
+        if below is None or not self.is_maximum(below.ins[1], below.ins[0], total.params["over"]):
+            return None
+        return below.ins[0], tuple(total.params["over"])
+
+    def is_maximum(self, v: Var, of: Var, over: Sequence[Dim]) -> bool:
+        """True for the maximum of a value over these dims, which takes no part in the gradient."""
+        stopped = self.made(self.through(v, BROADCAST), STOP_GRADIENT)
+        if stopped is None:
+            return False
+        v = self.through(stopped.ins[0], BROADCAST)
+        if (either := self.made(v, MAXIMUM)) is not None:  # JAX's start of a maximum
+            least = [self.number(x) == -math.inf for x in either.ins]
+            v = either.ins[1 - least.index(True)] if True in least else v
+        largest = self.made(v, MAX)
+        return largest is not None and largest.ins[0] is of and set(largest.params["over"]) == set(over)
+
+    def attention(self, eqn: Eqn) -> Sequence[Eqn] | None:
+        """Attention in the place of the product of its weights and values."""
+        for weights, values in (eqn.ins, eqn.ins[::-1]):
+            divided = self.made(self.through(weights), DIVIDE)
+            found = self.softmax(divided) if divided is not None else None
+            if divided is None or found is None or len(found[1]) != 1:
+                continue
+            if self.uses[divided.outs[0]] != 1 or self.uses[weights] != 1:
+                continue  # something else reads the weights
+            (memory,) = found[1]
+            scores = self.scores(found[0])
+            if scores is None or memory in eqn.outs[0].dims or memory not in values.dims:
+                continue
+            if (made := self.of_roles(eqn, scores, values, memory)) is not None:
+                return made
+        return None
+
+    def scores(self, v: Var) -> _Scores | None:
+        """The product behind scores; None for anything else that was done to it."""
+        v, found = self.through(v), _Scores(product=None)  # type: ignore[arg-type]
+        while True:
+            eqn = self.maker.get(v)
+            if eqn is None:
+                return None
+            if eqn.op is EINSUM and len(eqn.ins) == 2:
+                found.product = eqn
+                return found
+            if eqn.op is WHERE and (self.number(eqn.ins[2]) or 0) <= LOWEST:
+                found.masks.append(eqn.ins[0])
+                v = eqn.ins[1]
+            elif eqn.op in (MULTIPLY, DIVIDE) and (factor := self.number(eqn.ins[1])):
+                if factor < 0 or found.scale != 1.0:
+                    return None
+                found.scale = factor if eqn.op is MULTIPLY else 1 / factor
+                v = eqn.ins[0]
+            elif eqn.op is ADD and found.scale == 1.0:
+                bias = 1 if len(eqn.ins[0].dims) == len(eqn.outs[0].dims) and self.leads(eqn.ins[0]) else 0
+                found.biases.append(eqn.ins[bias])
+                v = eqn.ins[1 - bias]
+            elif eqn.op in _SAME:
+                v = eqn.ins[0]
+            else:
+                return None
+
+    def leads(self, v: Var) -> bool:
+        """True if a product is behind a value."""
+        eqn = self.maker.get(v)
+        while eqn is not None and eqn.op in (*_SAME, WHERE, MULTIPLY, DIVIDE, ADD):
+            v = eqn.ins[1 if eqn.op is WHERE else 0]
+            eqn = self.maker.get(v)
+        return eqn is not None and eqn.op is EINSUM
+
+    def of_roles(self, eqn: Eqn, scores: _Scores, values: Var, memory: Dim) -> Sequence[Eqn] | None:
+        """The equations of `md.attention`, if the dims of a formula have its roles."""
+        product = scores.product
+        keys = [x for x in product.ins if memory in x.dims]
+        summed = {d for x in product.ins for d in x.dims} - set(product.outs[0].dims)
+        queries = next((x for x in product.ins if x is not keys[0]), None) if len(keys) == 1 else None
+        if queries is None or len(summed) != 1 or memory in queries.dims:
+            return None
+        (over,), own = summed, [d for d in queries.dims if d not in keys[0].dims]
+        options: dict[str, Any] = {"over": over, "memory": memory, "scale": scores.scale}
+        if scores.masks:
+            masked = self.seen(scores.masks, memory)
+            if masked is None or masked[0] not in (None, *own):
+                return None
+            own = [masked[0], *own] if masked[0] is not None else own
+            options |= masked[1]
+        length = next((d for d in own if scores.masks or d.size == memory.size), None)
+        options["length"] = length if length is not None else "no_positions"
+        extras = {"mask": scores.masks[0]} if options.pop("keep", False) else {}
+        if len(scores.biases) > 1:
+            return None
+        if scores.biases:
+            extras["bias"] = scores.biases[0]
+
+        def operation(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
+            given: dict[str, Any] = {**options, **dict(zip(extras, more, strict=True))}
+            return attention(q, k, v, **given)
+
+        try:
+            return _inlined(eqn, [queries, keys[0], values, *extras.values()], operation)
+        except (ShapeError, ValueError):
+            return None  # the dims or dtypes have other roles
+
+    def seen(self, masks: Sequence[Var], memory: Dim) -> tuple[Dim | None, dict[str, Any]] | None:
+        """The positions of queries, and what they see by masks that are known; None if that is not known.
+
+        A row that sees nothing is an average in a formula, and zeros in `md.attention`: such masks are left alone.
+        """
+        dims = {d for v in masks for d in v.dims}
+        rows = [d for d in dims if d != memory]
+        if memory not in dims or len(rows) > 1 or memory.size * (rows[0].size if rows else 1) > MOST:
+            return None
+        every: Any = True
+        for v in masks:
+            values = self.known(v)
+            if values is None:
+                return None
+            axes = [v.dims.index(d) for d in (*rows, memory) if d in v.dims]
+            shape = [d.size if d in v.dims else 1 for d in (*rows, memory)]
+            every = every & np.transpose(values, axes).reshape(shape)
+        if not every.any(-1).all():
+            return None
+        if not rows or rows[0].size != memory.size:
+            return (rows[0] if rows else None), {"keep": True} if len(masks) == 1 else {}
+        n, widest = memory.size, int(every.sum(-1).max())
+        offsets = np.arange(n)[:, None] - np.arange(n)[None]
+        if np.array_equal(every, offsets >= 0):
+            return rows[0], {"causal": True}
+        if np.array_equal(every, (offsets >= 0) & (offsets < widest)):
+            return rows[0], {"causal": True, "window": widest}
+        return (rows[0], {"keep": True}) if len(masks) == 1 else None
+
+    def known(self, v: Var) -> np.ndarray | None:
+        """The values of something that no input is read for."""
+        needed, queue = dict[Var, Eqn](), [v]
+        while queue:
+            at = queue.pop()
+            eqn = self.maker.get(at)
+            if (
+                eqn is None
+                or eqn.control is not None
+                or len(eqn.outs) != 1
+                or math.prod(d.size for d in at.dims) > MOST
+            ):
+                return None
+            if at not in needed:
+                needed[at] = eqn
+                queue += eqn.ins
+        order = [eqn for eqn in self.maker.values() if eqn.outs[0] in needed]
+        return np.asarray(run_on(np, Graph((), tuple(order), (v,)), [])[0])
+
+
+def _inlined(eqn: Eqn, ins: Sequence[Var], f: Callable[..., Tensor]) -> list[Eqn]:
+    """The equations of f on some values, with the result of an equation."""
+    (out,) = eqn.outs
+
+    def like(*xs: Tensor) -> Tensor:
+        with location(eqn.where, eqn.backward or None):
+            y = f(*xs)
+            return transpose(cast(y, out.dtype), names(out.dims))
+
+    graph, _, _ = trace(like, [v.type for v in ins], closed=True)
+    renamed: dict[Var, Var] = dict(zip(graph.ins, ins, strict=True))
+    renamed[graph.outs[0]] = out
+    return [each.replace(ins=_renamed(each.ins, renamed), outs=_renamed(each.outs, renamed)) for each in graph.eqns]
+
+
+def _renamed(values: Iterable[Var], renamed: dict[Var, Var]) -> tuple[Var, ...]:
+    return tuple(renamed.get(v, v) for v in values)

@@ -1,0 +1,86 @@
+"""Formulas of softmax and attention become operations, where that is the same; values and gradients beside JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.trace import trace
+from tests.from_jax.reference import check_gradients
+
+B, L, M, H, K = 2, 6, 6, 2, 4
+RNG = np.random.default_rng(3)
+Q, KEYS, V = (jnp.asarray(RNG.standard_normal((B, L, H, K)), jnp.float32) for _ in range(3))
+ROWS, COLUMNS = jnp.arange(L)[:, None], jnp.arange(M)[None]
+NAMES = {"q": "batch length heads head"}
+LAYOUTS = [("", ""), ("rows:2 cols:2", "batch:rows; heads:cols"), ("rows:2", "length:rows")]
+
+
+def formula(mask=None, scale=0.5, fill=-1e30, bias=None, used=False):
+    def f(q, k, v):
+        s = jnp.einsum("blhk,bmhk->bhlm", q, k) * scale
+        s = s if bias is None else s + bias
+        s = s if mask is None else jnp.where(mask(q) if callable(mask) else mask, s, fill)
+        w = jax.nn.softmax(s, -1)
+        y = jnp.einsum("bhlm,bmhk->blhk", w, v)
+        return jnp.sum(y * jnp.cos(jnp.arange(K) + y)) + (jnp.sum(w * w) if used else 0)
+
+    return f
+
+
+def operations(m: md.Imported) -> list[str]:  # a softmax is a call with a gradient of its own
+    graph, _, _ = trace(m, m.specs)
+    return [str(eqn.op) for eqn in graph.eqns if str(eqn.op) in ("attention", "call", "exp")]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "found"),
+    [
+        ("plain", {}, ["attention"]),
+        ("causal", {"mask": ROWS >= COLUMNS, "fill": -jnp.inf}, ["attention"]),
+        ("tril", {"mask": jnp.tril(jnp.ones((L, M), bool))}, ["attention"]),
+        ("window", {"mask": (ROWS >= COLUMNS) & (ROWS - COLUMNS < 3)}, ["attention"]),
+        ("some mask", {"mask": (ROWS + COLUMNS) % 3 != 1}, ["attention"]),
+        ("of keys", {"mask": jnp.arange(M) != 2}, ["attention"]),
+        ("bias", {"mask": ROWS >= COLUMNS, "bias": 0.3 * (ROWS - COLUMNS)}, ["attention"]),
+        ("of heads", {"bias": jnp.arange(H)[:, None, None] * 0.1 * (ROWS - COLUMNS)}, ["attention"]),
+        ("a row that sees nothing", {"mask": ROWS > COLUMNS}, ["call"]),
+        ("a mask of data", {"mask": lambda q: q[:, :, 0, 0][:, None, None] > -5}, ["call"]),
+        ("a small fill", {"mask": ROWS >= COLUMNS, "fill": -3.0}, ["call"]),
+        ("weights that are used", {"used": True}, ["call"]),
+    ],
+)
+def test_attention(name, options, found):
+    m = check_gradients(formula(**options), [Q, KEYS, V], LAYOUTS, 1e-4, names=NAMES)
+    assert operations(m) == found
+    how = [eqn.params["how"] for eqn in md.compile(m, "").graph(*m.specs).eqns if str(eqn.op) == "attention"]
+    if name in ("causal", "tril", "window"):
+        assert how[0].causal and (how[0].window == 3) == (name == "window")
+
+
+def test_groups_of_queries_and_loops():
+    def f(q, k, v):
+        def layer(x, _):
+            y = jax.nn.dot_product_attention(x, k, v, is_causal=True)
+            return x + y, None
+
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer), q, None, length=2)[0] ** 2)
+
+    q = jnp.concatenate([Q, -Q], 2)
+    m = check_gradients(f, [q, KEYS, V], LAYOUTS[:2], 1e-4, names=NAMES)
+    (loop,) = (eqn for eqn in md.compile(m, "").graph(*m.specs).eqns if eqn.graphs())
+    text = str(md.compile(m, "").graph(*m.specs))
+    assert "attention" in text
+    assert " exp " not in text
+    assert loop.trips == 2
+
+
+def test_softmax_over_the_vocabulary_keeps_its_result_only():
+    def f(x, w):
+        return jnp.sum(jax.nn.softmax(x @ w) ** 2)
+
+    m = check_gradients(f, [Q[:, :, 0], jnp.ones((K, 8))], [("", ""), ("cols:2", "vocab:cols")], names={"w": ". vocab"})
+    assert operations(m) == ["call"]
