@@ -75,9 +75,33 @@ class _Scores:
     """Scores as a product, and what was done to it: `scale`, and masks and biases, outermost first."""
 
     product: Eqn
-    scale: float = 1.0
-    masks: list[Var] = field(default_factory=list[Var])
-    biases: list[Var] = field(default_factory=list[Var])
+    scale: float
+    masks: Sequence[Var]
+    biases: Sequence[Var]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What queries see: `rows`, their positions; options of `md.attention`; or the mask, if it is kept."""
+
+    rows: Dim | None
+    keep: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def _in_order(order: Sequence[Dim], v: Var, values: Any) -> np.ndarray:
+    """The values with an axis for each of these dims, of one element where they lack it."""
+    moved = np.transpose(values, [v.dims.index(d) for d in order if d in v.dims])
+    return moved.reshape([d.size if d in v.dims else 1 for d in order])
+
+
+def _before(mask: np.ndarray) -> dict[str, Any] | None:
+    """The options for a mask of the positions before each query; None for another mask."""
+    n, widest = len(mask), int(mask.sum(-1).max())
+    distance = np.arange(n)[:, None] - np.arange(n)[None]
+    if np.array_equal(mask, distance >= 0):
+        return {"causal": True}
+    return {"causal": True, "window": widest} if np.array_equal(mask, (distance >= 0) & (distance < widest)) else None
 
 
 class _Search:
@@ -165,30 +189,29 @@ class _Search:
 
     def scores(self, v: Var) -> _Scores | None:
         """The product behind scores; None for anything else that was done to it."""
-        v, found = self.through(v), _Scores(product=None)  # type: ignore[arg-type]
-        while True:
-            eqn = self.maker.get(v)
-            if eqn is None:
-                return None
-            if eqn.op is EINSUM and len(eqn.ins) == 2:
-                found.product = eqn
-                return found
+        scale, masks, biases = 1.0, list[Var](), list[Var]()
+        while (eqn := self.maker.get(v)) is not None:
+            if eqn.op is EINSUM:
+                return _Scores(eqn, scale, masks, biases) if len(eqn.ins) == 2 else None
             if eqn.op is WHERE and (self.number(eqn.ins[2]) or 0) <= LOWEST:
-                found.masks.append(eqn.ins[0])
+                masks.append(eqn.ins[0])
                 v = eqn.ins[1]
-            elif eqn.op in (MULTIPLY, DIVIDE) and (factor := self.number(eqn.ins[1])):
-                if factor < 0 or found.scale != 1.0:
-                    return None
-                found.scale = factor if eqn.op is MULTIPLY else 1 / factor
-                v = eqn.ins[0]
-            elif eqn.op is ADD and found.scale == 1.0:
+            elif (factor := self.factor(eqn)) > 0 and scale == 1.0:
+                scale, v = factor, eqn.ins[0]
+            elif eqn.op is ADD and scale == 1.0:
                 bias = 1 if len(eqn.ins[0].dims) == len(eqn.outs[0].dims) and self.leads(eqn.ins[0]) else 0
-                found.biases.append(eqn.ins[bias])
+                biases.append(eqn.ins[bias])
                 v = eqn.ins[1 - bias]
             elif eqn.op in _SAME:
                 v = eqn.ins[0]
             else:
                 return None
+        return None
+
+    def factor(self, eqn: Eqn) -> float:
+        """The number by which an equation multiplies its first operand; 0 if it does something else."""
+        by = self.number(eqn.ins[1]) if eqn.op in (MULTIPLY, DIVIDE) else None
+        return 0.0 if not by else by if eqn.op is MULTIPLY else 1 / by
 
     def leads(self, v: Var) -> bool:
         """True if a product is behind a value."""
@@ -200,65 +223,49 @@ class _Search:
 
     def of_roles(self, eqn: Eqn, scores: _Scores, values: Var, memory: Dim) -> Sequence[Eqn] | None:
         """The equations of `md.attention`, if the dims of a formula have its roles."""
-        product = scores.product
-        keys = [x for x in product.ins if memory in x.dims]
-        summed = {d for x in product.ins for d in x.dims} - set(product.outs[0].dims)
-        queries = next((x for x in product.ins if x is not keys[0]), None) if len(keys) == 1 else None
-        if queries is None or len(summed) != 1 or memory in queries.dims:
+        a, b = scores.product.ins
+        queries, keys = (a, b) if memory in b.dims else (b, a)
+        summed = {*a.dims, *b.dims} - set(scores.product.outs[0].dims)
+        if memory in queries.dims or memory not in keys.dims or len(summed) != 1 or len(scores.biases) > 1:
             return None
-        (over,), own = summed, [d for d in queries.dims if d not in keys[0].dims]
-        options: dict[str, Any] = {"over": over, "memory": memory, "scale": scores.scale}
-        if scores.masks:
-            masked = self.seen(scores.masks, memory)
-            if masked is None or masked[0] not in (None, *own):
-                return None
-            own = [masked[0], *own] if masked[0] is not None else own
-            options |= masked[1]
-        length = next((d for d in own if scores.masks or d.size == memory.size), None)
-        options["length"] = length if length is not None else "no_positions"
-        extras = {"mask": scores.masks[0]} if options.pop("keep", False) else {}
-        if len(scores.biases) > 1:
+        seen = self.seen(scores.masks, memory) if scores.masks else _Seen(None)
+        own = [d for d in queries.dims if d not in keys.dims]
+        if seen is None or seen.rows not in (None, *own):
             return None
-        if scores.biases:
-            extras["bias"] = scores.biases[0]
+        length = seen.rows or next((d for d in own if d.size == memory.size and not scores.masks), "no_positions")
+        options = {"over": summed.pop(), "memory": memory, "length": length, "scale": scores.scale, **seen.options}
+        extras = {"mask": scores.masks[0]} if seen.keep else {}
+        extras |= dict(zip(("bias",), scores.biases, strict=False))
 
         def operation(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
             given: dict[str, Any] = {**options, **dict(zip(extras, more, strict=True))}
             return attention(q, k, v, **given)
 
         try:
-            return _inlined(eqn, [queries, keys[0], values, *extras.values()], operation)
+            return _inlined(eqn, [queries, keys, values, *extras.values()], operation)
         except (ShapeError, ValueError):
             return None  # the dims or dtypes have other roles
 
-    def seen(self, masks: Sequence[Var], memory: Dim) -> tuple[Dim | None, dict[str, Any]] | None:
-        """The positions of queries, and what they see by masks that are known; None if that is not known.
+    def seen(self, masks: Sequence[Var], memory: Dim) -> _Seen | None:
+        """What queries see by masks that are known; None if that is not known.
 
         A row that sees nothing is an average in a formula, and zeros in `md.attention`: such masks are left alone.
         """
         dims = {d for v in masks for d in v.dims}
         rows = [d for d in dims if d != memory]
-        if memory not in dims or len(rows) > 1 or memory.size * (rows[0].size if rows else 1) > MOST:
+        if memory not in dims or len(rows) > 1 or math.prod(d.size for d in dims) > MOST:
             return None
-        every: Any = True
-        for v in masks:
-            values = self.known(v)
-            if values is None:
-                return None
-            axes = [v.dims.index(d) for d in (*rows, memory) if d in v.dims]
-            shape = [d.size if d in v.dims else 1 for d in (*rows, memory)]
-            every = every & np.transpose(values, axes).reshape(shape)
+        order = (*rows, memory)
+        values = [self.known(v) for v in masks]
+        if any(x is None for x in values):
+            return None
+        every: Any = functools.reduce(np.logical_and, map(functools.partial(_in_order, order), masks, values))
         if not every.any(-1).all():
             return None
-        if not rows or rows[0].size != memory.size:
-            return (rows[0] if rows else None), {"keep": True} if len(masks) == 1 else {}
-        n, widest = memory.size, int(every.sum(-1).max())
-        offsets = np.arange(n)[:, None] - np.arange(n)[None]
-        if np.array_equal(every, offsets >= 0):
-            return rows[0], {"causal": True}
-        if np.array_equal(every, (offsets >= 0) & (offsets < widest)):
-            return rows[0], {"causal": True, "window": widest}
-        return (rows[0], {"keep": True}) if len(masks) == 1 else None
+        before = _before(every) if rows and rows[0].size == memory.size else None
+        if before is None and len(masks) > 1:
+            return None
+        return _Seen(rows[0] if rows else None, keep=before is None, options=before or {})
 
     def known(self, v: Var) -> np.ndarray | None:
         """The values of something that no input is read for."""

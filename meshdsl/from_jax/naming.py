@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .axes import Axis, Family, link, unite
-from .steps import Block, Step, Value
+from .steps import BodyStep, OpenedJaxpr, Value
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Names:
     problems: list[str] = field(default_factory=list[str])
 
 
-def given(block: Block, patterns: Mapping[str, str], names: Names) -> None:
+def given(block: OpenedJaxpr, patterns: Mapping[str, str], names: Names) -> None:
     """Write the names of the user on the axes of inputs and of marked values, before anything is united."""
     first: dict[str, Axis] = {}
     used: dict[str, list[str]] = {pattern: [] for pattern in patterns}
@@ -77,7 +77,7 @@ def _write(value: Value, words: Sequence[str], first: dict[str, Axis], what: str
                 names.problems.append(f"{what} would have the dim {word!r} twice; give one of the axes another name")
 
 
-def settle(block: Block, names: Names) -> None:
+def settle(block: OpenedJaxpr, names: Names) -> None:
     """Name the parts of merged axes, and the dims that nobody named; collect all dims."""
     values = list(dict.fromkeys(block.values()))
     taken = {atom.named.name for v in values for axis in v.axes for atom in axis.atoms() if atom.named.by_user}
@@ -130,7 +130,7 @@ def _outer_part(axis: Axis) -> list[str]:
     return [f"an axis named {axis.named.name} is split into {sizes}, and the name is that of the first part"]
 
 
-def _kept_whole(step: Step) -> list[str]:
+def _kept_whole(step: BodyStep) -> list[str]:
     """Notes on reshapes that would split an axis to which the user gave one name."""
     return [
         f"{atom.named.name} is one dim, and {step.where} reshapes it; name its parts, as in a*b, to shard them"

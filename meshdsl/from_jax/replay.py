@@ -11,11 +11,11 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from .axes import dims
-from .steps import Block, Step, Value
+from .steps import BodyStep, OpenedJaxpr, Value
 from .tensors import constant, whole
 
 
-class RefusedError(Exception):
+class NotImportedError(Exception):
     """A step that cannot be imported: the reason, and a way out."""
 
 
@@ -40,12 +40,12 @@ class Replay:
         names = [name for name in self.prefer if name in own]
         return md.prefer(t, *names) if len(names) > 1 else t
 
-    def note(self, step: Step, text: str) -> None:
+    def note(self, step: BodyStep, text: str) -> None:
         note = f"{step.where}: {text}" if step.where else text
         if note not in self.notes:
             self.notes.append(note)
 
-    def run(self, block: Block, tensors: Sequence[Any]) -> list[md.Tensor]:
+    def run(self, block: OpenedJaxpr, tensors: Sequence[Any]) -> list[md.Tensor]:
         """The results of a block, with all dims, in the order of their axes."""
         env: dict[Value, Any] = dict(zip(block.ins, tensors, strict=True))
 
@@ -60,14 +60,14 @@ class Replay:
             env.update(zip(step.outs, results, strict=True))
         return [whole(v, read(v)) for v in block.outs]
 
-    def results(self, step: Step, xs: list[Any]) -> Sequence[Any]:
+    def results(self, step: BodyStep, xs: list[Any]) -> Sequence[Any]:
         try:
             results = self.handlers.get(step.primitive, self.otherwise)(self, step, xs)
-        except RefusedError as refusal:
+        except NotImportedError as refusal:
             where = f" at {step.where}  {step.where.source()}" if step.where else ""
             self.refusals.append(f"{step.primitive}{where}: {refusal}")
             results = [md.full(dims(v.axes), 0, dtype=v.dtype) for v in step.outs]
         return results if isinstance(results, list | tuple) else [results]
 
 
-Handler = Callable[[Replay, Step, list[Any]], Any]
+Handler = Callable[[Replay, BodyStep, list[Any]], Any]

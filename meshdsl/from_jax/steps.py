@@ -33,7 +33,7 @@ class Value:
     const: Any = None
     where: Any = None
     label: str = ""
-    maker: Step | None = None
+    maker: BodyStep | None = None
     places: tuple[int, ...] = ()  # of an input: its array, or those of the equal layers that it stacks
     axes: list[Axis] = field(default_factory=list[Axis])
 
@@ -58,7 +58,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class Step:
+class BodyStep:
     """One equation. `groups`: of a reshape, the runs of axes that it merges and splits. `parts`: a split whose axis is
     stored as a dim of parts and a dim of places. `primitive`: its name in JAX, or `relu` and the like for a call."""
 
@@ -68,7 +68,7 @@ class Step:
     params: dict[str, Any]
     where: Any
     eqn: Any = None
-    bodies: list[Block] = field(default_factory=list["Block"])
+    bodies: list[OpenedJaxpr] = field(default_factory=list["OpenedJaxpr"])
     groups: list[tuple[list[Axis], list[Axis]]] = field(default_factory=list[tuple[list[Axis], list[Axis]]])
     parts: bool = False
 
@@ -83,12 +83,12 @@ class Step:
 
 
 @dataclass(eq=False)
-class Block:
+class OpenedJaxpr:
     ins: list[Value]
     outs: list[Value]
-    steps: list[Step]
+    steps: list[BodyStep]
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Iterator[BodyStep]:
         """Every step, those of bodies after the step that has them."""
         for step in self.steps:
             yield step
@@ -106,62 +106,73 @@ class Block:
         yield from self.outs
 
 
-def read(closed: Any, where: Any = None, inlined: bool = False) -> Block:
+def read(closed: Any, where: Any = None, inlined: bool = False) -> OpenedJaxpr:
     """The block of a jaxpr, without steps whose results nothing reads.
 
     `inlined`: functions with a derivative of their own are opened too, because nothing here is differentiated.
     """
     jaxpr, consts = jax_functions.opened(closed)
-    ins, steps = [_like(v, where) for v in jaxpr.invars], list[Step]()
-    outs = _read(jaxpr, consts, ins, steps, where, inlined)
-    used, kept = set(outs), list[Step]()
-    for step in reversed(steps):
+    ins, reader = [_like(v, where) for v in jaxpr.invars], _Reader(inlined)
+    outs = reader.run(jaxpr, consts, ins, where)
+    used, kept = set(outs), list[BodyStep]()
+    for step in reversed(reader.steps):
         if not used.isdisjoint(step.outs):
             kept.append(step)
             used.update(step.ins)
-    return Block(ins, outs, kept[::-1])
+    return OpenedJaxpr(ins, outs, kept[::-1])
 
 
 def _like(v: Any, where: Any) -> Value:
     return Value(tuple(getattr(v.aval, "shape", ())), v.aval.dtype, where=where)
 
 
-def _read(
-    jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], steps: list[Step], caller: Any, inlined: bool
-) -> list[Value]:
-    env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
-    env.update((v, Value(np.shape(c), v.aval.dtype, const=c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+class _Reader:
+    """The steps of a jaxpr, and of the calls in it."""
 
-    def value(v: Any) -> Value:
-        if not isinstance(v, Literal):
-            return env[v]
-        of: Any = v.aval
-        return Value(np.shape(v.val), of.dtype, const=v.val)
+    def __init__(self, inlined: bool) -> None:
+        self.inlined, self.steps = inlined, list[BodyStep]()
 
-    for eqn in jaxpr.eqns:
-        values, where = [value(v) for v in eqn.invars], jax_functions.line_of(eqn) or caller
-        name, bodies, before = eqn.primitive.name, jax_functions.inner(eqn), len(steps)
+    def run(self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], caller: Any) -> list[Value]:
+        env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
+        env.update((v, Value(np.shape(c), v.aval.dtype, const=c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+
+        def value(v: Any) -> Value:
+            if not isinstance(v, Literal):
+                return env[v]
+            of: Any = v.aval
+            return Value(np.shape(v.val), of.dtype, const=v.val)
+
+        for eqn in jaxpr.eqns:
+            where = jax_functions.line_of(eqn) or caller
+            outs = self.results(eqn, [value(v) for v in eqn.invars], where)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [value(v) for v in jaxpr.outvars]
+
+    def results(self, eqn: Any, values: list[Value], where: Any) -> list[Value]:
+        """The results of an equation: of the steps of a function that it calls, or of a step of its own."""
+        name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
         if name in OWN_RULES and (known := _function_of(bodies[0])) in KNOWN_RULES:
             name, bodies = KNOWN_RULES[known], []
+        if name in jax_functions.CALLS and name not in LOOPS and (self.inlined or name not in OWN_RULES):
+            return self.run(*jax_functions.opened(bodies[0]), values, where)
+        outs = [_like(v, where) for v in eqn.outvars]
         if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
-            outs = [_like(v, where) for v in eqn.outvars]  # the axis of a jax.vmap, which is an axis of the arrays
-            over, pairs = {"axes": eqn.params["axes"]}, zip(values, outs, strict=True)
-            steps += [Step(OVER_AXES[name], [v], [out], over, where) for v, out in pairs]
-        elif name in jax_functions.CALLS and name not in LOOPS and (inlined or name not in OWN_RULES):
-            outs = _read(*jax_functions.opened(bodies[0]), values, steps, where, inlined)
-        else:
-            outs = [_like(v, where) for v in eqn.outvars]
-            step = Step(name, values, outs, eqn.params, where, eqn)
-            if name in OWN_RULES:
-                step.bodies = with_rule(eqn, bodies[0], where)
-            elif name in LOOPS:
-                step.bodies = [read(body, where, inlined) for body in _bodies(eqn, bodies)]
-            steps.append(step)
-        for made in steps[before:]:
-            for out in made.outs:
-                out.maker = out.maker or made
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [value(v) for v in jaxpr.outvars]
+            over = {"axes": eqn.params["axes"]}  # the axis of a jax.vmap, which is an axis of the arrays
+            for v, out in zip(values, outs, strict=True):
+                self.add(BodyStep(OVER_AXES[name], [v], [out], over, where))
+            return outs
+        step = BodyStep(name, values, outs, eqn.params, where, eqn)
+        if name in OWN_RULES:
+            step.bodies = with_rule(eqn, bodies[0], where)
+        elif name in LOOPS:
+            step.bodies = [read(body, where, self.inlined) for body in _bodies(eqn, bodies)]
+        self.add(step)
+        return outs
+
+    def add(self, step: BodyStep) -> None:
+        self.steps.append(step)
+        for out in step.outs:
+            out.maker = step
 
 
 def _function_of(body: Any) -> str:
@@ -177,7 +188,7 @@ def _bodies(eqn: Any, bodies: Sequence[Any]) -> Sequence[Any]:
     return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
 
 
-def with_rule(eqn: Any, body: Any, where: Any) -> list[Block]:
+def with_rule(eqn: Any, body: Any, where: Any) -> list[OpenedJaxpr]:
     """A function with a derivative of its own as three blocks: itself, its forward pass and its backward pass.
 
     The forward pass returns the results and what JAX saves; the backward pass takes these, then the cotangents of the

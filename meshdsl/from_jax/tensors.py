@@ -17,7 +17,7 @@ import numpy as np
 import meshdsl as md
 
 from .axes import Axis, dims
-from .steps import Step, Value
+from .steps import BodyStep, Value
 
 Part = Axis | md.Dim
 Move = tuple[Sequence[Part], Sequence[Part]]  # axes that a tensor has, and axes that it shall have instead
@@ -81,7 +81,7 @@ def whole(v: Value, t: Any) -> md.Tensor:
     return full(md.cast(t, v.dtype) if t.dtype != v.dtype else t, dims(v.axes))
 
 
-def wholes(step: Step, xs: Sequence[Any]) -> list[md.Tensor]:
+def wholes(step: BodyStep, xs: Sequence[Any]) -> list[md.Tensor]:
     return [whole(v, x) for v, x in zip(step.ins, xs, strict=True)]
 
 
@@ -96,7 +96,7 @@ def single(t: md.Tensor, axis: Part) -> tuple[md.Tensor, md.Dim]:
     return fit(md.broadcast(t, [*t.dims, new]) if not atoms else t, ([axis], [new])), new
 
 
-def moved(step: Step, x: Any, k: int = 0) -> Any:
+def moved(step: BodyStep, x: Any, k: int = 0) -> Any:
     """Operand k with the result's dims for the axes that pass."""
     v, out = step.ins[k], step.outs[0]
     kept = [(i, t) for n, i, t in step.pairs() if n == k and isinstance(t, int) and v.shape[i] == out.shape[t]]

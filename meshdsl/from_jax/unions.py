@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from meshdsl import jax_functions
 
 from .axes import Axis, align, expand, groups, link, unite
-from .steps import LOOPS, OWN_RULES, Block, Step, Value
+from .steps import LOOPS, OWN_RULES, BodyStep, OpenedJaxpr, Value
 
 
-def unify(block: Block) -> None:
+def unify(block: OpenedJaxpr) -> None:
     """Find the classes of axes of all values of a block."""
     _first(block)
     _second(block)
 
 
-def _first(block: Block) -> None:
+def _first(block: OpenedJaxpr) -> None:
     ends = _reduced_later(block)
     for step in block.steps:
         if step.primitive in LOOPS | OWN_RULES:
@@ -38,7 +38,7 @@ def _first(block: Block) -> None:
             _MORE.get(step.primitive, lambda step: None)(step)
 
 
-def _by_table(step: Step) -> None:
+def _by_table(step: BodyStep) -> None:
     for k, i, target in step.pairs():
         axis = step.ins[k].axes[i]
         if isinstance(target, int):
@@ -53,7 +53,7 @@ def _by_table(step: Step) -> None:
             axis.root.rigid = True
 
 
-def _dot(step: Step, ends: set[tuple[Value, int]]) -> None:
+def _dot(step: BodyStep, ends: set[tuple[Value, int]]) -> None:
     """Of two free axes that would be one dim, the one over which a sum or maximum is taken later gets another name."""
     (summed, batch), (x, y), (out,) = step.params["dimension_numbers"], step.ins, step.outs
     kept = [(k, i, t) for k, i, t in step.pairs() if isinstance(t, int)]
@@ -71,7 +71,7 @@ def _dot(step: Step, ends: set[tuple[Value, int]]) -> None:
             result.root.beside = axis
 
 
-def _reduced_later(block: Block) -> set[tuple[Value, int]]:
+def _reduced_later(block: OpenedJaxpr) -> set[tuple[Value, int]]:
     """(value, axis) over which a sum or a maximum is taken before a product makes something else of it."""
     ends: set[tuple[Value, int]] = set()
     for step in reversed(block.steps):
@@ -88,7 +88,7 @@ def _reduced_later(block: Block) -> set[tuple[Value, int]]:
 # --- primitives that change the size of an axis, and not its name
 
 
-def _like_first(step: Step) -> None:
+def _like_first(step: BodyStep) -> None:
     """The results are like the first operand, axis by axis."""
     for out in step.outs:
         for a, b in zip(step.ins[0].axes, out.axes, strict=True):
@@ -105,7 +105,7 @@ def _resized(a: Axis, b: Axis) -> None:
         link(a, b)
 
 
-def _ordered(step: Step) -> None:
+def _ordered(step: BodyStep) -> None:
     """Sorting and running sums need the axis as a whole."""
     axis = step.params.get("axis", step.params.get("dimension", -1)) % len(step.ins[0].shape)
     for v in (*step.ins, *step.outs):
@@ -119,20 +119,20 @@ def _ordered(step: Step) -> None:
             _resized(step.ins[0].axes[axis], v.axes[axis])
 
 
-def _sliced(step: Step) -> None:
+def _sliced(step: BodyStep) -> None:
     for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
         if a.size != b.size:
             a.root.rigid = b.root.rigid = True
             _resized(a, b)
 
 
-def _concatenated(step: Step) -> None:
+def _concatenated(step: BodyStep) -> None:
     axis, out = step.params["dimension"], step.outs[0]
     for v in step.ins:
         _resized(v.axes[axis], out.axes[axis])
 
 
-def _updated(step: Step) -> None:
+def _updated(step: BodyStep) -> None:
     x, update, out = step.ins[0], step.ins[1], step.outs[0]
     for a, b, u in zip(x.axes, out.axes, update.axes, strict=True):
         unite(a, b)
@@ -141,7 +141,7 @@ def _updated(step: Step) -> None:
             _resized(u, a)
 
 
-def _windowed(step: Step) -> None:
+def _windowed(step: BodyStep) -> None:
     for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
         if a.size != b.size:
             a.root.rigid = b.root.rigid = True
@@ -150,12 +150,12 @@ def _windowed(step: Step) -> None:
             unite(a, b)
 
 
-def _scattered(step: Step) -> None:
+def _scattered(step: BodyStep) -> None:
     for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
         unite(a, b)
 
 
-def _select_and_scatter(step: Step) -> None:
+def _select_and_scatter(step: BodyStep) -> None:
     for a, b in zip(step.ins[1].axes, step.outs[0].axes, strict=True):
         unite(a, b)
         a.root.rigid = True
@@ -163,7 +163,7 @@ def _select_and_scatter(step: Step) -> None:
         unite(a, b) if a.size == b.size else link(a, b)
 
 
-def _convolved(step: Step) -> None:
+def _convolved(step: BodyStep) -> None:
     p, (x, w), (out,) = step.params, step.ins, step.outs
     d = p["dimension_numbers"]
     if p["feature_group_count"] == p["batch_group_count"] == 1:
@@ -173,7 +173,7 @@ def _convolved(step: Step) -> None:
         unite(x.axes[i], out.axes[o]) if x.shape[i] == out.shape[o] else link(x.axes[i], out.axes[o])
 
 
-def _ragged(step: Step) -> None:
+def _ragged(step: BodyStep) -> None:
     (over_x, over_w), _ = step.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     x, w, sizes = step.ins
     if len(over_x) == 1 and len(x.shape) == 2 and len(w.shape) == 3:
@@ -184,14 +184,14 @@ def _ragged(step: Step) -> None:
         w.axes[0].root.rigid = x.axes[1 - over_x[0]].root.rigid = True
 
 
-def _keys(step: Step) -> None:
+def _keys(step: BodyStep) -> None:
     """The leading axes have a key for each place; words of keys, and numbers that are drawn, have more axes."""
     for v in step.ins:
         for a, b in zip(v.axes, step.outs[0].axes, strict=False):
             unite(a, b)
 
 
-_MORE: dict[str, Callable[[Step], None]] = {
+_MORE: dict[str, Callable[[BodyStep], None]] = {
     **dict.fromkeys(("pad", "rev"), _like_first), "slice": _sliced, "dynamic_slice": _sliced,
     "dynamic_update_slice": _updated, "concatenate": _concatenated,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k"), _ordered),
@@ -215,7 +215,7 @@ def _same(values: Sequence[Value], others: Sequence[Value], drop: int = 0) -> No
             unite(a, b)
 
 
-def _scanned(step: Step) -> None:
+def _scanned(step: BodyStep) -> None:
     (body,), p = step.bodies, step.params
     n, m = p["num_consts"], p["num_consts"] + p["num_carry"]
     rows = [*step.ins[m:], *step.outs[p["num_carry"] :]]
@@ -230,7 +230,7 @@ def _scanned(step: Step) -> None:
     _same(step.outs[m - n :], body.outs[m - n :], 1)
 
 
-def _while(step: Step) -> None:
+def _while(step: BodyStep) -> None:
     (test, body), n = step.bodies, step.params["cond_nconsts"]
     m = n + step.params["body_nconsts"]
     _same([*step.ins[:n], *step.ins[m:]], test.ins)
@@ -241,7 +241,7 @@ def _while(step: Step) -> None:
     _same(step.ins[m:], step.outs)
 
 
-def _called(step: Step) -> None:
+def _called(step: BodyStep) -> None:
     """A branch, or the body of `jax.checkpoint`."""
     for body in step.bodies:
         _same(step.ins[1 if step.primitive == "cond" else 0 :], body.ins)
@@ -249,7 +249,7 @@ def _called(step: Step) -> None:
         _same(step.outs, body.outs)
 
 
-def _with_rule(step: Step) -> None:
+def _with_rule(step: BodyStep) -> None:
     """A function with a rule of its own: its value, its forward pass and its backward pass."""
     value, forward, backward = step.bodies
     n, saved = len(step.outs), len(backward.ins) - len(step.outs)
@@ -264,7 +264,7 @@ def _with_rule(step: Step) -> None:
     _same(moving, backward.outs)
 
 
-_BODIES: dict[str, Callable[[Step], None]] = {
+_BODIES: dict[str, Callable[[BodyStep], None]] = {
     "scan": _scanned, "while": _while, **dict.fromkeys(OWN_RULES, _with_rule)
 }  # fmt: skip
 
@@ -272,7 +272,7 @@ _BODIES: dict[str, Callable[[Step], None]] = {
 # --- the second walk
 
 
-def _second(block: Block) -> None:
+def _second(block: OpenedJaxpr) -> None:
     steps = list(block.walk())
     joined = {v.axes[s.params["dimension"]].root for s in steps if s.primitive == "concatenate" for v in s.ins}
     for step in steps:
@@ -290,7 +290,7 @@ def _second(block: Block) -> None:
                 align([v.axes[axis]], atoms[1:])
 
 
-def _split(step: Step, joined: set[Axis]) -> None:
+def _split(step: BodyStep, joined: set[Axis]) -> None:
     """A split into equal parts, which nothing joins again, makes a dim of parts: queries, keys and values."""
     (x,), axis, n = step.ins, step.params["axis"], len(step.outs)
     whole, parts = x.axes[axis], [v.axes[axis] for v in step.outs]

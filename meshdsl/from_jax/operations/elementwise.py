@@ -11,7 +11,7 @@ import numpy as np
 import meshdsl as md
 
 from ..replay import Replay
-from ..steps import Step
+from ..steps import BodyStep
 from ..tensors import axiswise, fit
 from .registry import operation
 
@@ -32,7 +32,7 @@ _ON_REALS = {"abs", "sign", "logistic", "div", "pow", "sqrt", "rsqrt"}  # JAX's 
 
 
 @operation(*FUNCTIONS)
-def function(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def function(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     kind = np.dtype(step.ins[0].dtype)
     floating = jax.numpy.issubdtype(kind, np.floating)
     if (step.primitive in _ON_REALS and not floating) or (step.primitive in ("max", "min") and kind == np.bool_):
@@ -42,7 +42,7 @@ def function(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("integer_pow", "convert_element_type", "select_n", "clamp", "name")
-def with_parameters(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def with_parameters(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     xs, p = operands(replay, step, xs), step.params
     if not _has_tensor(xs):
         return of_numbers(step, xs)
@@ -60,7 +60,7 @@ def with_parameters(replay: Replay, step: Step, xs: list[Any]) -> Any:
     return md.where(xs[0], xs[2], xs[1])
 
 
-def any_function(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def any_function(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """An elementwise primitive as it is."""
     xs = operands(replay, step, xs)
     if not _has_tensor(xs):
@@ -80,7 +80,7 @@ def _has_tensor(xs: Sequence[Any]) -> bool:
     return any(isinstance(x, md.Tensor) for x in xs)
 
 
-def operands(replay: Replay, step: Step, xs: list[Any]) -> list[Any]:
+def operands(replay: Replay, step: BodyStep, xs: list[Any]) -> list[Any]:
     """The operands with the result's dims, and one of them with all dims that any has."""
     out = step.outs[0]
     xs = [fit(x, *axiswise(v, out)) if v.shape else x for v, x in zip(step.ins, xs, strict=True)]
@@ -92,7 +92,7 @@ def operands(replay: Replay, step: Step, xs: list[Any]) -> list[Any]:
     return [replay.preferred(md.broadcast(x, every)) if x is largest else x for x in xs]
 
 
-def of_numbers(step: Step, xs: Sequence[Any]) -> Any:
+def of_numbers(step: BodyStep, xs: Sequence[Any]) -> Any:
     """The number that a step computes from numbers."""
     with jax.ensure_compile_time_eval():
         values = [np.asarray(x, v.dtype) for v, x in zip(step.ins, xs, strict=True)]

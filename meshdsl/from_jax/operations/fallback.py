@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +12,8 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from ..axes import Axis, dims
-from ..replay import RefusedError, Replay
-from ..steps import Step, Value
+from ..replay import NotImportedError, Replay
+from ..steps import BodyStep, Value
 from ..tensors import Move, fit, fresh, wholes
 
 _REFUSED = {
@@ -29,10 +30,10 @@ _REFUSED = {
 }
 
 
-def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def through_local(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """`md.local` of the primitive: split along the axes that pass to all results, whole along the others."""
     if step.primitive in _REFUSED or step.eqn is None or step.bodies:
-        raise RefusedError(_REFUSED.get(step.primitive, "no operation here runs a function like this one"))
+        raise NotImportedError(_REFUSED.get(step.primitive, "no operation here runs a function like this one"))
     passing, reason = _passing(step), ""
     for split in (passing, {}) if passing else ({},):
         try:
@@ -44,10 +45,10 @@ def through_local(replay: Replay, step: Step, xs: list[Any]) -> Any:
         how = f"on blocks along {along}" if along else "on whole arrays, on every device"
         replay.note(step, f"{step.primitive} has no operation here: JAX runs it {how}")
         return results
-    raise RefusedError(f"JAX cannot run it through md.local: {reason}")
+    raise NotImportedError(f"JAX cannot run it through md.local: {reason}")
 
 
-def _passing(step: Step) -> dict[int, Axis]:
+def _passing(step: BodyStep) -> dict[int, Axis]:
     """The axes of the results, by number, that the table says pass from operands, and that are one dim."""
     found: dict[int, Axis] = {}
     for k, i, t in step.pairs() if step.primitive in jax_functions.TABLE else ():
@@ -58,21 +59,25 @@ def _passing(step: Step) -> dict[int, Axis]:
     return found
 
 
-def _local(step: Step, xs: list[Any], split: dict[int, Axis]) -> list[Any]:
+def _local(step: BodyStep, xs: list[Any], split: dict[int, Axis]) -> list[Any]:
     targets = {(k, i): t for k, i, t in step.pairs() if t in split}
     operands: list[md.Tensor] = []
     for k, (v, x) in enumerate(zip(step.ins, wholes(step, xs), strict=True)):
         new = [_dims(v, i, split.get(targets.get((k, i), -1))) for i in range(len(v.shape))]
         x = fit(x, *(([a], d) for a, d in zip(v.axes, new, strict=True)))
-        operands.append(md.transpose(x, [d for each in new for d in each]))
+        operands.append(md.transpose(x, list(chain.from_iterable(new))))
     outs = [[_dims(o, t, split.get(t)) for t in range(len(o.shape))] for o in step.outs]
-    flat: list[Any] = [tuple(d for each in out for d in each) for out in outs]
-    mapped = [d for axis in split.values() for d in dims([axis]) if any(d in x.dims for x in operands)]
+    flat: list[Any] = [tuple(chain.from_iterable(out)) for out in outs]
+    present = {d for x in operands for d in x.dims}
+    mapped = [d for d in dims(split.values()) if d in present]
     y = md.local(_on_arrays(step), *operands, out=flat if len(flat) != 1 else flat[0], split=mapped)
-    moves: list[list[Move]] = [
-        [(d, [a]) for d, a in zip(new, o.axes, strict=True)] for new, o in zip(outs, step.outs, strict=True)
-    ]
-    return [fit(t, *each) for t, each in zip(y if len(flat) > 1 else [y], moves, strict=True)]
+    results = y if len(flat) != 1 else [y]
+    return [_back(t, new, o) for t, new, o in zip(results, outs, step.outs, strict=True)]
+
+
+def _back(t: md.Tensor, new: Sequence[Sequence[md.Dim]], v: Value) -> md.Tensor:
+    moves: list[Move] = [(d, [a]) for d, a in zip(new, v.axes, strict=True)]
+    return fit(t, *moves)
 
 
 def _dims(v: Value, i: int, axis: Axis | None) -> Sequence[md.Dim]:
@@ -81,7 +86,7 @@ def _dims(v: Value, i: int, axis: Axis | None) -> Sequence[md.Dim]:
     return own if v.shape[i] != 1 else []
 
 
-def _on_arrays(step: Step) -> Callable[..., Any]:
+def _on_arrays(step: BodyStep) -> Callable[..., Any]:
     """The primitive on arrays that lack the axes of one element."""
     ones = [[i for i, n in enumerate(v.shape) if n == 1] for v in step.ins]
     gone = [tuple(i for i, n in enumerate(v.shape) if n == 1) for v in step.outs]

@@ -10,7 +10,7 @@ import meshdsl as md
 
 from ..axes import dims
 from ..replay import Replay
-from ..steps import Step, Value
+from ..steps import BodyStep, Value
 from ..tensors import Move, Part, axiswise, fit, fresh, single, whole, wholes
 from .fallback import through_local
 from .registry import operation
@@ -24,7 +24,7 @@ def _index(v: Value, t: Any) -> md.Tensor:
 
 
 @operation("gather")
-def gather(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def gather(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (v, i), out, p = step.ins, step.outs[0], step.params
     d, mode = p["dimension_numbers"], str(p["mode"])
     if not d.collapsed_slice_dims and i.shape == (len(d.start_index_map),) and not d.operand_batching_dims:
@@ -70,7 +70,7 @@ def _fill(value: Any, dtype: Any) -> Any:
     return np.asarray(value).astype(dtype)[()]
 
 
-def _at_one_start(step: Step, xs: list[Any]) -> Any:
+def _at_one_start(step: BodyStep, xs: list[Any]) -> Any:
     """A slice at one start, which XLA moves so that the slice fits."""
     (v, i), out, sizes = step.ins, step.outs[0], step.params["slice_sizes"]
     over, starts = step.params["dimension_numbers"].start_index_map, whole(i, xs[1])
@@ -84,7 +84,7 @@ def _at_one_start(step: Step, xs: list[Any]) -> Any:
 
 
 @operation("scatter-add", "scatter-sub", "scatter")
-def scatter(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def scatter(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (v, i, u), out, p = step.ins, step.outs[0], step.params
     d, mode = p["dimension_numbers"], str(p["mode"])
     over = tuple(d.scatter_dims_to_operand_dims)
@@ -142,7 +142,7 @@ def _is_order(i: Value) -> bool:
 
 
 @operation("sort")
-def sort(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def sort(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """A sort by the first operand; the others are taken in its order."""
     if step.params["num_keys"] != 1:
         return through_local(replay, step, xs)
@@ -160,7 +160,7 @@ def sort(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("top_k")
-def top_k(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def top_k(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, results = step.ins[0], list[Any]()
     axis = step.params.get("axis", -1) % len(v.shape)
     x, d = single(whole(v, xs[0]), v.axes[axis])

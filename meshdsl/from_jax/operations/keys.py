@@ -10,16 +10,16 @@ import jax
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import RefusedError, Replay
-from ..steps import Step, Value
+from ..replay import NotImportedError, Replay
+from ..steps import BodyStep, Value
 from ..tensors import WORD, Move, fit, fresh, full, whole
 from .registry import operation
 
 
-def _key(step: Step, x: Any) -> md.Tensor:
-    impl = str(getattr(step.ins[0].dtype, "_impl", step.params.get("impl", "")))
-    if impl and "fry" not in impl and "threefry" not in impl:
-        raise RefusedError(f"keys of {impl} are not drawn here, only Threefry's\n  make them with jax.random.key(seed)")
+def _key(step: BodyStep, x: Any) -> md.Tensor:
+    kind = str(step.ins[0].dtype)
+    if "fry" not in kind:
+        raise NotImportedError(f"numbers of a {kind} are not drawn here\n  make the key with jax.random.key(seed)")
     return whole(step.ins[0], x)
 
 
@@ -32,7 +32,7 @@ def _leading(v: Value, out: Value) -> list[Move]:
 
 
 @operation("random_wrap")
-def wrap(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def wrap(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out = step.ins[0], step.outs[0]
     words = whole(v, xs[0])
     inside = [d for d in words.dims if d in dims(v.axes[-1:])]
@@ -40,26 +40,26 @@ def wrap(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("random_unwrap")
-def unwrap(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def unwrap(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out = step.ins[0], step.outs[0]
     x = fit(_key(step, xs[0]), *_leading(v, out))
     return md.rename(x, key_word=dims(out.axes[-1:])[0])
 
 
 @operation("random_seed")
-def seed(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def seed(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     x = xs[0]
     if not isinstance(x, md.Tensor):
         return md.tensor(jax.random.key(int(x)))
     if step.ins[0].shape:
-        raise RefusedError(
+        raise NotImportedError(
             "an array of seeds is no operation here\n  make the keys outside, and pass them as an argument"
         )
     return md.random.key(x)
 
 
 @operation("random_split")
-def split(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def split(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out = step.ins[0], step.outs[0]
     new = out.axes[len(v.axes) :]
     count, made = out.size // max(1, v.size), fresh(out.size // max(1, v.size), "keys")
@@ -69,7 +69,7 @@ def split(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("random_fold_in")
-def fold_in(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def fold_in(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, data, out = step.ins[0], step.ins[1], step.outs[0]
     number = md.cast(whole(data, xs[1]), "uint32")
     key = fit(_key(step, xs[0]), *_leading(v, out))
@@ -78,7 +78,7 @@ def fold_in(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("random_bits")
-def bits(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def bits(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out = step.ins[0], step.outs[0]
     key = fit(_key(step, xs[0]), *_leading(v, out))
     lead, drawn = dims(out.axes[: len(v.axes)]), dims(out.axes[len(v.axes) :])

@@ -8,8 +8,8 @@ from typing import Any
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import RefusedError, Replay
-from ..steps import Block, Step, Value
+from ..replay import NotImportedError, Replay
+from ..steps import BodyStep, OpenedJaxpr, Value
 from ..tensors import axiswise, fit, fresh, full, wholes
 from .registry import operation
 
@@ -28,7 +28,7 @@ def _order(t: md.Tensor, w: Value, drop: int) -> md.Tensor:
 
 
 @operation("scan")
-def scan(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def scan(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     p, (body,), ts = step.params, step.bodies, wholes(step, xs)
     n, m = p["num_consts"], p["num_consts"] + p["num_carry"]
     rows = [*step.ins[m:], *step.outs[p["num_carry"] :]]
@@ -56,7 +56,7 @@ def scan(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("while")
-def while_loop(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def while_loop(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (test, body), p, ts = step.bodies, step.params, wholes(step, xs)
     n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     carry = body.ins[m - n :]
@@ -70,10 +70,10 @@ def while_loop(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("cond")
-def cond(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def cond(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     index, *ts = wholes(step, xs)
 
-    def branch(body: Block) -> Any:
+    def branch(body: OpenedJaxpr) -> Any:
         def run(*own: md.Tensor) -> list[md.Tensor]:
             return _as(body.outs, replay.run(body, _as(step.ins[1:], own, body.ins)), step.outs)
 
@@ -82,7 +82,7 @@ def cond(replay: Replay, step: Step, xs: list[Any]) -> Any:
     return md.switch(md.cast(index, "int32"), [branch(body) for body in step.bodies], *ts)
 
 
-def _body(replay: Replay, step: Step, body: Block) -> Any:
+def _body(replay: Replay, step: BodyStep, body: OpenedJaxpr) -> Any:
     """The function of a body, on the operands of a step."""
 
     def run(*ts: md.Tensor) -> list[md.Tensor]:
@@ -92,13 +92,13 @@ def _body(replay: Replay, step: Step, body: Block) -> Any:
 
 
 @operation("remat", "remat2", "checkpoint")
-def remat(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def remat(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (body,), ts = step.bodies, wholes(step, xs)
     outs = md.checkpoint(_body(replay, step, body), policy=_policy(replay, step))(*ts)
     return _as(body.outs, outs, step.outs)
 
 
-def _policy(replay: Replay, step: Step) -> str:
+def _policy(replay: Replay, step: BodyStep) -> str:
     """The policy of `jax.checkpoint` by its name; what has no equal here saves nothing, and says so."""
     policy = step.params.get("policy")
     name = getattr(policy, "__name__", "") if policy is not None else ""
@@ -110,7 +110,7 @@ def _policy(replay: Replay, step: Step) -> str:
 
 
 @operation("custom_vjp_call", "custom_jvp_call")
-def with_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def with_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     value, forward, backward = step.bodies
     n, saved, ts = len(step.outs), len(backward.ins) - len(step.outs), wholes(step, xs)
 
@@ -129,7 +129,7 @@ def with_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("custom_lin")
-def half_of_a_rule(replay: Replay, step: Step, xs: list[Any]) -> Any:
-    raise RefusedError(
+def half_of_a_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
+    raise NotImportedError(
         "it is half of a jax.custom_vjp, which only JAX can transpose\n  import the function, not its linearisation"
     )

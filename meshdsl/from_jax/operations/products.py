@@ -10,14 +10,14 @@ import numpy as np
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import RefusedError, Replay
-from ..steps import Step
+from ..replay import NotImportedError, Replay
+from ..steps import BodyStep
 from ..tensors import Move, Part, fit, fresh, lacking, single, whole, wholes
 from .registry import operation
 
 
 @operation("dot_general")
-def dot_general(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def dot_general(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (over, _), (v, w), (out,) = step.params["dimension_numbers"], step.ins, step.outs
     moves: tuple[list[Move], list[Move]] = ([], [])
     for k, i, t in step.pairs():
@@ -46,7 +46,7 @@ def dot_general(replay: Replay, step: Step, xs: list[Any]) -> Any:
     return y * np.asarray(times, out.dtype)[()] if times != 1 else y
 
 
-def _same_numbers(replay: Replay, step: Step) -> None:
+def _same_numbers(replay: Replay, step: BodyStep) -> None:
     precision = step.params.get("precision")
     if precision is not None and any(
         "DEFAULT" not in str(each).upper() for each in (precision if isinstance(precision, tuple) else (precision,))
@@ -55,7 +55,7 @@ def _same_numbers(replay: Replay, step: Step) -> None:
 
 
 def _reduced(
-    step: Step, x: Any, function: Callable[..., Any], repeated: Callable[[Any, int], Any] | None = None
+    step: BodyStep, x: Any, function: Callable[..., Any], repeated: Callable[[Any, int], Any] | None = None
 ) -> Any:
     """Reduce over some axes; `repeated` accounts for the axes that the tensor lacks."""
     v, out, over = step.ins[0], step.outs[0], step.params["axes"]
@@ -68,30 +68,30 @@ def _reduced(
     return fit(y, *(([a], [b]) for a, b in zip(kept, out.axes, strict=True)))
 
 
-def _of_dtype(step: Step, function: Callable[..., Any]) -> Callable[..., Any]:
+def _of_dtype(step: BodyStep, function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, over: md.cast(function(x, over), step.outs[0].dtype)
 
 
 @operation("reduce_sum")
-def reduce_sum(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def reduce_sum(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     return _reduced(step, xs[0], _of_dtype(step, md.sum), lambda y, n: y * np.asarray(n, step.outs[0].dtype)[()])
 
 
 @operation("reduce_prod")
-def reduce_prod(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def reduce_prod(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     return _reduced(step, xs[0], _of_dtype(step, md.prod), lambda y, n: y**n)
 
 
 @operation("reduce_max", "reduce_min", "reduce_and", "reduce_or")
-def reduce_extreme(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def reduce_extreme(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     functions = {"reduce_max": md.max, "reduce_min": md.min, "reduce_and": md.all, "reduce_or": md.any}
     if step.primitive in ("reduce_and", "reduce_or") and step.ins[0].dtype != np.bool_:
-        raise RefusedError("it works on the bits of integers here\n  write it as a comparison of booleans")
+        raise NotImportedError("it works on the bits of integers here\n  write it as a comparison of booleans")
     return _reduced(step, xs[0], functions[step.primitive])
 
 
 @operation("argmax", "argmin")
-def extreme_index(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def extreme_index(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out, (i,) = step.ins[0], step.outs[0], step.params["axes"]
     x, d = single(whole(v, xs[0]), v.axes[i])
     y = md.cast((md.argmax if step.primitive == "argmax" else md.argmin)(x, d), out.dtype)
@@ -100,11 +100,11 @@ def extreme_index(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("ragged_dot_general")
-def ragged_dot(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def ragged_dot(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (over_x, over_w), _ = step.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     (v, w, sizes), out = step.ins, step.outs[0]
     if len(v.shape) != 2 or len(w.shape) != 3 or len(over_x) != 1:
-        raise RefusedError(
+        raise NotImportedError(
             "only rows [token, io] times matrices [group, io, out] are an operation here\n"
             "  import the forward function, and let md.grad make the gradient"
         )

@@ -12,7 +12,7 @@ import meshdsl as md
 
 from ..axes import dims
 from ..replay import Replay
-from ..steps import Step
+from ..steps import BodyStep
 from ..tensors import Move, axiswise, fit, fresh, full, moved, single, whole, wholes
 from .registry import operation
 
@@ -20,17 +20,17 @@ Change = Callable[[md.Tensor, md.Dim], md.Tensor]
 
 
 @operation("broadcast_in_dim", "transpose", "squeeze")
-def same_elements(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def same_elements(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     return moved(step, xs[0])
 
 
 @operation("reshape")
-def reshape(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def reshape(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     return fit(xs[0], *step.groups)
 
 
 @operation("iota")
-def iota(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def iota(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     dtype = np.dtype(step.params["dtype"])
     if not step.outs[0].shape[step.params["dimension"]] > 1:
         return np.zeros((), dtype)[()]
@@ -42,7 +42,7 @@ def iota(replay: Replay, step: Step, xs: list[Any]) -> Any:
     return total
 
 
-def along(step: Step, x: Any, changes: dict[int, Change]) -> Any:
+def along(step: BodyStep, x: Any, changes: dict[int, Change]) -> Any:
     """Change the first operand along some axes, one after the other; an axis may get another size."""
     v, out = step.ins[0], step.outs[0]
     x, moves = whole(v, x), axiswise(v, out, skip=list(changes))
@@ -57,7 +57,7 @@ def along(step: Step, x: Any, changes: dict[int, Change]) -> Any:
 
 
 @operation("slice")
-def cut(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def cut(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     p, changes = step.params, dict[int, Change]()
     strides = p["strides"] or [1] * len(step.ins[0].shape)
     for i, (a, b, s, n) in enumerate(
@@ -69,7 +69,7 @@ def cut(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("pad")
-def pad(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def pad(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     changes: dict[int, Change] = {
         i: lambda x, d, c=c: md.pad(x, d, c[0], c[1], xs[1], inner=c[2])
         for i, c in enumerate(step.params["padding_config"])
@@ -79,20 +79,20 @@ def pad(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("rev")
-def reverse(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def reverse(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     return along(
         step, xs[0], dict.fromkeys((i for i in step.params["dimensions"] if step.ins[0].shape[i] > 1), md.reverse)
     )
 
 
 @operation("cumsum", "cumprod")
-def running(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def running(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     function = md.cumsum if step.primitive == "cumsum" else md.cumprod
     return along(step, xs[0], {step.params["axis"]: lambda x, d: function(x, d, reverse=step.params["reverse"])})
 
 
 @operation("dynamic_slice")
-def dynamic_slice(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def dynamic_slice(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out = step.ins[0], step.outs[0]
     changes: dict[int, Change] = {
         i: lambda x, d, i=i: md.dynamic_slice(x, d, _start(xs[1 + i]), out.shape[i])
@@ -108,7 +108,7 @@ def _start(x: Any) -> Any:
 
 
 @operation("dynamic_update_slice")
-def dynamic_update_slice(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def dynamic_update_slice(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, u, out = step.ins[0], step.ins[1], step.outs[0]
     x, update = whole(v, xs[0]), whole(u, xs[1])
     partial = [i for i in range(len(v.shape)) if v.shape[i] != u.shape[i]]
@@ -144,7 +144,7 @@ def _sized(x: md.Tensor, sizes: dict[str, int], d: md.Dim) -> list[md.Dim]:
 
 
 @operation("split")
-def split(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def split(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (v,), axis, start, results = step.ins, step.params["axis"], 0, list[Any]()
     x = whole(v, xs[0])
     if step.parts:
@@ -163,7 +163,7 @@ def split(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("concatenate")
-def concatenate(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def concatenate(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     axis, out, ts = step.params["dimension"], step.outs[0], wholes(step, xs)
     part, rest = out.axes[axis].atoms()[:1], out.axes[axis].atoms()[1:]
     sizes = [a.size for a in rest]
@@ -185,7 +185,7 @@ def concatenate(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("stack")
-def stack(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def stack(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     out, axis = step.outs[0], step.params["axis"]
     rest = [a for i, a in enumerate(out.axes) if i != axis]
     ts = [
@@ -199,7 +199,7 @@ def stack(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("unstack")
-def unstack(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def unstack(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, axis = step.ins[0], step.params["axis"]
     x, d = single(whole(v, xs[0]), v.axes[axis])
     rest = [a for i, a in enumerate(v.axes) if i != axis]
@@ -210,7 +210,7 @@ def unstack(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("tile")
-def tile(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def tile(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """Copies along an axis are a new major dim, which is merged with the axis."""
     v, out, x = step.ins[0], step.outs[0], whole(step.ins[0], xs[0])
     moves: list[Move] = []

@@ -11,14 +11,14 @@ import meshdsl as md
 
 from ..axes import dims
 from ..replay import Replay
-from ..steps import Step
+from ..steps import BodyStep
 from ..tensors import Move, fit, fresh, single, whole, wholes
 from .fallback import through_local
 from .registry import operation
 
 
 @operation("conv_general_dilated")
-def convolution(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def convolution(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     p, (v, w), (out,) = step.params, step.ins, step.outs
     if p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return through_local(replay, step, xs)
@@ -51,7 +51,7 @@ def convolution(replay: Replay, step: Step, xs: list[Any]) -> Any:
     return fit(y, *(([md.Dim(name, out.shape[t])], [out.axes[t]]) for name, t in made if out.shape[t] != 1))
 
 
-def _pooled(step: Step, x: md.Tensor) -> tuple[md.Tensor, list[dict[str, Any]], list[Move]]:
+def _pooled(step: BodyStep, x: md.Tensor) -> tuple[md.Tensor, list[dict[str, Any]], list[Move]]:
     """The operand with one dim for each windowed axis; windows, strides and paddings; the moves to the result."""
     p, v, out = step.params, step.ins[-1], step.outs[0]
     options: list[dict[str, Any]] = [{}, {}, {}]
@@ -75,7 +75,7 @@ def _after(y: md.Tensor, moves: list[Move]) -> md.Tensor:
 
 
 @operation("reduce_window_max", "reduce_window_sum", "reduce_window_min")
-def pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def pool(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     p, v = step.params, step.ins[0]
     if {*p["base_dilation"], *p["window_dilation"]} != {1} or not np.issubdtype(v.dtype, np.floating):
         return through_local(replay, step, xs)
@@ -93,6 +93,6 @@ def pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
 
 
 @operation("select_and_scatter_add")
-def gradient_of_max_pool(replay: Replay, step: Step, xs: list[Any]) -> Any:
+def gradient_of_max_pool(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """JAX gives the gradient of a window to its first maximum, which no operation here does."""
     return through_local(replay, step, xs)
