@@ -1,9 +1,10 @@
-"""Search for plans: the compiler costs candidates, and local search chooses them.
+"""Search for plans: all candidates are estimated at once, and the most promising are costed by the compiler.
 
-space                          the layouts of a mesh
-plan_layouts, moves            the fastest layouts of a mesh, and the neighbours of a plan
-local_search, knobs, plans     changes of one choice at a time; the values of each; the phases of a search
-evaluate, costed, floor        the cost of one plan, those costed so far, and the least work of any plan
+space, roles, knobs            the dims and meshes of layouts, sets of dims that share an axis, values of other choices
+digest, screen, estimate       what is read of a graph, seconds of equations as arrays over candidates, of whole plans
+guesses, plans                 the plans worth costing, corrected by exact costs; the phases of a search
+variants, evaluate, costed     the step of each plan, the exact cost of one, those costed so far
+floor                          the least work of any plan
 """
 
 from .api import search

@@ -59,6 +59,7 @@ class Estimate:
     def _updated(self, update: WeightUpdate, microbatches: int) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of the update, seconds of gathers in each micro-batch, and bytes of weights, state and gradients."""
         once = each = stored = self.screen.zero
+        shared = self.screen.axes.never  # where several devices repeat an update
         work, sharded = self.screen.work, update.mode != "replicated"
         state = sum(map(_elements, work.state)) / max(1, sum(map(_elements, work.weights)))
         for local, ways, pending in self._weights():
@@ -73,6 +74,7 @@ class Estimate:
                 else:
                     once = once + reduced + gathered
                 size = np.where(on, size / self.axes.sizes[k], size)
+            shared = shared | (ways > 1)
             shards = ways if sharded else 1.0
             own = WEIGHT * local * (1 + state) / shards
             once = once + 2 * own / self.machine.hbm_bandwidth
@@ -81,7 +83,7 @@ class Estimate:
             gathered = COMPUTED * local * (ways > 1) * (sharded and not update.regather)
             gradients = sums * (2 if microbatches > 1 else 1)
             stored = stored + own + gathered + gradients
-        return once, each, stored
+        return np.where(shared | (not sharded), once, math.inf), each, stored
 
     def _weights(self) -> Iterator[tuple[Numbers, Numbers, list[tuple[int, Numbers]]]]:
         """For each kind of weight: its elements on one device, the devices that repeat its update, and the axes."""

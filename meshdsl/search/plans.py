@@ -40,7 +40,7 @@ USUAL, LEAST, EQUATIONS = 30, 4, 30_000  # plans costed by default; the equation
 LISTED = 20_000  # combinations of dims and knobs, most of them illegal, that are counted to cost every plan
 REFUSED = 4  # refused plans count as one that is costed
 LATE = 0.2  # of the plans, for knobs that are not estimated
-IDLE = 1 / 4  # of the plans, costed in a row without a better one, after which the others are not
+FEW, IDLE = 4, 1 / 4  # plans, or part of all, costed in a row without a better one, after which the others are not
 LITTLE = 0.999  # of the seconds of the best plan: a better one than this counts
 FINAL = 2  # plans on which these are tried
 HIDDEN = 0.01  # of the step: less exposed communication is not worth an overlap plan
@@ -169,7 +169,8 @@ class PlanSearch:
         most = self.plans - (round(self.plans * LATE) if self.late_turns else 0)
         best: Entry | None = None
         improved = 0
-        while self.more(most) and len(self.costed.entries) - improved <= IDLE * self.plans:
+        idle = max(FEW, IDLE * self.plans)
+        while self.more(most) and len(self.costed.entries) - improved <= idle:
             guess = guesses.next(best is not None and best.fits)
             if guess is None:
                 return

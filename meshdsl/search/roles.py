@@ -59,7 +59,7 @@ def _grown(score: Score, space: Space, dims: Sequence[str], mesh: Mesh, k: int) 
     """Roles of axis `k` with seconds and bytes; the other axes have the dims of fixed rules alone."""
     fixed = [space.role(mesh, axis) for axis in mesh.axes]
     known: dict[Role, tuple[float, float]] = {}
-    new: list[Role] = [()]
+    new: list[Role] = [(), *((d,) for d in dims)]
     while new:
         every = [[*fixed[:k], tuple(sorted((*fixed[k], *role))), *fixed[k + 1 :]] for role in new]
         legal = [(role, each) for role, each in zip(new, every, strict=True) if space.allows(mesh, each)]

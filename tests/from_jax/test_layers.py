@@ -57,3 +57,16 @@ def test_layers_that_are_not_equal_stay_apart(odd):
     m = check_gradients(f, [params, twins.normal(4, 8)], names={"x": "batch model"})
     assert "layer" not in m.dims
     assert len(jax.tree.leaves(m.specs)) == 5
+
+
+def test_layers_are_the_stages_of_a_pipeline():
+    args = (deep(4), twins.tokens, twins.targets)
+    m = md.from_jax(twins.gpt2, *args, names=twins.GPT2_NAMES)
+
+    def parts(params, *data):
+        total = md.accumulate(lambda part: md.value_and_grad(m)(params, *part), data, 4)
+        return jax.tree.map(lambda x: x / 4, total)
+
+    compiled = md.compile(parts, "stages:2 rows:2", "layer:stages; batch:rows")
+    assert "permute" in {c.kind for c in compiled.program(*m.specs).collectives}
+    assert worst(m.arrays(compiled(*m.tensors(*args))), jax.value_and_grad(twins.gpt2)(*args)) < 1e-4
