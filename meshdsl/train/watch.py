@@ -58,16 +58,14 @@ class Watch:
 
     def saves(self) -> None:
         """The step is saved next."""
-        self._apart(2, f"saves step {self.step}", limited=False)
+        self._move(self.step, 2, f"saves step {self.step}", limited=False)
 
     def evaluates(self, number: int) -> None:
         """A held-out batch is read and evaluated next; the first, 0, also compiles."""
-        self._apart(3 + number, f"evaluates held-out batch {number} in step {self.step}", limited=number > 0)
+        what = f"evaluates held-out batch {number} in step {self.step}"
+        self._move(self.step, 3 + number, what, limited=number > 0)
 
-    def _apart(self, part: int, what: str, *, limited: bool) -> None:
-        self._move(self.step, part, what, limited)
-
-    def _move(self, step: int, part: int, what: str, limited: bool) -> None:
+    def _move(self, step: int, part: int, what: str, *, limited: bool) -> None:
         now = time.monotonic()
         if self._started is not None:
             self._seconds.append(now - self._started)
@@ -101,20 +99,15 @@ class Watch:
 
         A process that did not answer has `silent` in its position.
         """
-        seconds = max((at["overdue"] or 0.0 for at in positions.values()), default=0.0)
-        places = {number: (at["step"], at["part"]) for number, at in positions.items()}
-        silent = [number for number, at in positions.items() if at.get("silent")]
-        late = silent or [number for number, place in places.items() if place == min(places.values())]
+        seconds, late = max((at["overdue"] or 0.0 for at in positions.values()), default=0.0), _late(positions)
         if not seconds or not all(positions[number]["limited"] for number in late):
             return None
-        median = statistics.median(self._seconds) if self._seconds else 0.0
-        lines = [f"step {max(places.values())[0]} takes {seconds:.1f} s, and the median is {median:.2g} s"]
-        is_late = "is late: it " if len(late) < len(positions) or len(late) == 1 else ""
+        step, median = max(at["step"] for at in positions.values()), statistics.median(self._seconds or [0.0])
+        lines = [f"step {step} takes {seconds:.1f} s, and the median is {median:.2g} s"]
+        all_as_far = 1 < len(late) == len(positions)
         for number in late:
-            last = "does not answer; last, it " if number in silent else ""
-            lines.append(f"process {number} {is_late}{last}{positions[number]['what']}")
-            lines += [f"  {line}" for line in positions[number].get("stack", ())]
-        if not is_late:
+            lines += _described(number, positions[number], "" if all_as_far else "is late: it ")
+        if all_as_far:
             lines.append(f"all are as far; their devices may wait for each other in {self.first_between(0, late[-1])}")
         for number in sorted(set(positions) - set(late)):
             where = self.first_between(number, late[0])
@@ -157,6 +150,18 @@ class Watch:
             yield
         finally:
             ended.set()
+
+
+def _late(positions: Mapping[int, Position]) -> list[int]:
+    """The processes that did not answer, or else those that are behind all others."""
+    silent = [number for number, at in positions.items() if at.get("silent")]
+    places = {number: (at["step"], at["part"]) for number, at in positions.items()}
+    return silent or [number for number, place in places.items() if place == min(places.values())]
+
+
+def _described(number: int, at: Position, is_late: str) -> list[str]:
+    last = "does not answer; last, it " if at.get("silent") else ""
+    return [f"process {number} {is_late}{last}{at['what']}", *(f"  {line}" for line in at.get("stack", ()))]
 
 
 def is_between(owners: Any, axes: Sequence[str], over: Sequence[str], one: int, other: int) -> bool:
