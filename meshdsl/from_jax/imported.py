@@ -94,7 +94,7 @@ class Imported:
         self._names = Names()
         given(self._block, names, self._names)
         unify(self._block)
-        settle(self._block, self._names)
+        settle(self._block, self._names, prefer)
         if self._names.problems:
             raise md.ShapeError("\n".join(self._names.problems))
         self._check()

@@ -28,19 +28,22 @@ class Names:
 def given(block: OpenedJaxpr, patterns: Mapping[str, str], names: Names) -> None:
     """Write the names of the user on the axes of inputs and of marked values, before anything is united."""
     first: dict[str, Axis] = {}
-    used: dict[str, list[str]] = {pattern: [] for pattern in patterns}
+    used, later = set[str](), dict[str, str]()
     for value in block.ins:
         matching = [pattern for pattern in patterns if _matches(pattern, value.label)]
-        for pattern in matching:
-            used[pattern].append(value.label)
+        used.update(matching[:1])
+        later.update(
+            dict.fromkeys(matching[1:], f"the inputs that it fits have names by {matching[:1]}, which is first")
+        )
         if matching:
             words = patterns[matching[0]].split()
             words = [".", *words] if value.is_stacked and len(words) < len(value.shape) else words
             _write(value, words, first, f"the input {value.label}", names)
-    for pattern, labels in used.items():
-        if not labels:
+    for pattern in patterns:
+        if pattern not in used:
             known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
-            names.problems.append(f"names= has {pattern!r}, and no input has such a path\n  there are:\n    {known}")
+            why = later.get(pattern, f"no input has such a path\n  there are:\n    {known}")
+            names.problems.append(f"names= has {pattern!r}, and {why}")
     for step in block.walk():
         if step.primitive == "md_named":
             _write(step.ins[0], step.params["words"], first, f"the array at {step.where}", names)
@@ -60,7 +63,7 @@ def _write(value: Value, words: Sequence[str], first: dict[str, Axis], what: str
     for i, (axis, word) in enumerate(zip(value.axes, words, strict=True)):
         if word == ".":
             continue
-        if not all(re.fullmatch(r"[A-Za-z_]\w*", part) for part in word.split("*")):
+        if not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", part) for part in word.split("*")):
             names.problems.append(f"{what} has the name {word!r}; a name has letters, digits and '_', or is '.' or a*b")
         elif axis.size == 1:
             names.notes.append(f"{what}, axis {i}, has one element and no dim; the name {word} is not used there")
@@ -77,7 +80,7 @@ def _write(value: Value, words: Sequence[str], first: dict[str, Axis], what: str
                 names.problems.append(f"{what} would have the dim {word!r} twice; give one of the axes another name")
 
 
-def settle(block: OpenedJaxpr, names: Names) -> None:
+def settle(block: OpenedJaxpr, names: Names, prefer: Sequence[str]) -> None:
     """Name the parts of merged axes, and the dims that nobody named; collect all dims."""
     values = list(dict.fromkeys(block.values()))
     taken = {atom.named.name for v in values for axis in v.axes for atom in axis.atoms() if atom.named.by_user}
@@ -100,6 +103,10 @@ def settle(block: OpenedJaxpr, names: Names) -> None:
                 sizes = names.dims.setdefault(atom.named.name, [])
                 if atom.size not in sizes:
                     sizes.append(atom.size)
+    unknown = [name for name in prefer if name not in names.dims]
+    if unknown:
+        known = " ".join(names.dims)
+        names.problems.append(f"prefer= has {' '.join(unknown)}, and no dim has such a name; there are {known}")
 
 
 def _parts(axis: Axis, what: str, names: Names, taken: set[str]) -> None:

@@ -74,6 +74,7 @@ def test_equal_layers_share_made_up_names():
     ("names", "message"),
     [
         ({"y": "a b"}, "names= has 'y', and no input has such a path"),
+        ({"*": "a b", "x": "c d"}, "names= has 'x', and the inputs that it fits have names by ['*'], which is first"),
         ({"x": "a"}, "the input x has the shape (4, 6), and 1 names: a"),
         ({"x": "a a"}, "the input x would have the dim 'a' twice"),
         ({"x": "a b*c"}, "x, axis 1 is named b*c, and nothing in the code splits it"),
@@ -104,3 +105,15 @@ def test_arguments_of_another_shape():
         m.tensors(jnp.ones((4, 7)))
     with pytest.raises(md.ShapeError, match="was imported for"):
         m.tensors(X, X)
+
+
+def test_dims_that_are_not_there():
+    with pytest.raises(md.ShapeError, match="prefer= has c, and no dim has such a name; there are a b"):
+        md.from_jax(lambda x: x + 1, X, names={"x": "a b"}, prefer="b c")
+
+
+def test_python_leaves_stay_what_they_were():
+    m = md.from_jax(lambda x, n: x * n, X, 3)
+    assert m.specs[1] is None
+    with pytest.raises(md.ShapeError, match="was imported with 3, and this is 4"):
+        m.tensors(X, 4)
