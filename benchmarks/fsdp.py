@@ -30,10 +30,10 @@ DEVICES = (8, 64, 256, 1024)
 RULES = "batch:rows; expert_batch:rows; params:rows"
 
 
-def row(name: str, machine: str, devices: int, parts: int = 1) -> dict[str, Any]:
+def row(name: str, machine: str, devices: int, parts: int = 1, rules: str = "") -> dict[str, Any]:
     """The line of one model on one machine."""
     workload = load(name).replace(batch=devices * parts, remat=True, reduce_dtype="bfloat16", compute_dtype="bfloat16")
-    rules = RULES if name.startswith("mixtral") else RULES.replace(" expert_batch:rows;", "")
+    rules = rules or (RULES if name.startswith("mixtral") else RULES.replace(" expert_batch:rows;", ""))
     step = md.compile(workload.train_step(), f"rows:{devices}", rules, donate=(0, 1), microbatches=parts)
     specs = workload.specs()
     report = step.cost(*specs, machine=machine)
@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"a named model (default: {', '.join(NAMES)})")
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--parts", type=int, default=1, help="micro-batches")
+    parser.add_argument("--rules", default="", metavar="LAYOUT", help="another layout on the axis `rows`")
     parser.add_argument("--data", type=Path, help="measurements, to be predicted")
     options = parser.parse_args()
     if options.data is not None:
@@ -91,7 +92,7 @@ def main() -> int:
     for name in options.names or NAMES:
         for machine in MACHINES:
             for devices in options.devices:
-                print(json.dumps(row(name, machine, devices, options.parts)), flush=True)
+                print(json.dumps(row(name, machine, devices, options.parts, options.rules)), flush=True)
     return 0
 
 

@@ -173,7 +173,7 @@ def _unroll(program: Program, options: Options) -> Program:
     unrolled = unroll(program)
     if unrolled is program:
         raise NoEffectError(
-            "unroll=True has no effect: no loop over a dim (md.scan, md.layers) is stored without padding\n"
+            "unroll=True has no effect: the program has no loop over a dim (md.scan, md.layers) with trips\n"
             "  leave unroll out"
         )
     return unrolled

@@ -11,15 +11,16 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ..dims import Dim, names
 from ..errors import ShapeError
-from ..ir import Eqn, Graph, Var, dce
+from ..ir import Call, Eqn, Graph, Scan, Var, dce
 from ..ops.attention import attention
 from ..ops.contraction import EINSUM
 from ..ops.dtypes import CAST, cast
@@ -33,6 +34,7 @@ from .blockwise import run_on
 
 MOST = 1 << 26  # elements of a mask that is computed to see what it is: of 8,192 positions
 LOWEST = -1e9  # what scores that nobody sees are at most
+Known = Callable[[], np.ndarray | None]
 _SAME = (CAST, TRANSPOSE, PREFER, BROADCAST)  # they move or convert elements
 
 
@@ -55,12 +57,15 @@ def with_operations(f: Callable[..., Any]) -> Callable[..., Any]:
     return rewritten
 
 
-def recognised(graph: Graph) -> Graph:
-    """The graph with operations in the place of formulas, also in loops and branches."""
-    graph = graph.replace(eqns=tuple(eqn.map_graphs(recognised) for eqn in graph.eqns))
+def recognised(graph: Graph, outside: Mapping[Var, Known] = MappingProxyType({})) -> Graph:
+    """The graph with operations in the place of formulas, also in loops and branches.
+
+    `outside` computes inputs that do not change while a loop runs, if nothing is read for them.
+    """
+    search = _Search(graph, outside)
+    graph = graph.replace(eqns=tuple(map(search.inside, graph.eqns)))
     if not any(eqn.op is EXP for eqn in graph.eqns):
         return graph
-    search = _Search(graph)
     eqns = [new for eqn in graph.eqns for new in search.instead_of(eqn)]
     return dce(graph.replace(eqns=tuple(eqns)))
 
@@ -78,9 +83,22 @@ class _Scores:
 class _Search:
     """The formulas of one graph."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, outside: Mapping[Var, Known]) -> None:
+        self.outside = outside
         self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
         self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
+
+    def inside(self, eqn: Eqn) -> Eqn:
+        """An equation whose graphs have operations in the place of formulas."""
+        match eqn.control:
+            case Scan(body=body, consts=n):
+                same = zip(body.ins[:n], eqn.ins, strict=False)
+            case Call(graph=graph):
+                same = zip(graph.ins, eqn.ins, strict=True)
+            case _:
+                same = ()
+        known = {v: functools.partial(self.known, w) for v, w in same}
+        return eqn.map_graphs(lambda body: recognised(body, known))
 
     def instead_of(self, eqn: Eqn) -> Sequence[Eqn]:
         """The equations in the place of one that ends a formula; else the equation itself."""
@@ -244,22 +262,24 @@ class _Search:
 
     def known(self, v: Var) -> np.ndarray | None:
         """The values of something that no input is read for."""
-        needed, queue = dict[Var, Eqn](), [v]
+        needed, given, queue = dict[Var, Eqn](), dict[Var, Any](), [v]
         while queue:
             at = queue.pop()
             eqn = self.maker.get(at)
-            if (
-                eqn is None
-                or eqn.control is not None
-                or len(eqn.outs) != 1
-                or math.prod(d.size for d in at.dims) > MOST
-            ):
+            if math.prod(d.size for d in at.dims) > MOST:
                 return None
-            if at not in needed:
+            if at in self.outside:
+                given[at] = self.outside[at]()
+                if given[at] is None:
+                    return None
+            elif eqn is None or eqn.control is not None or len(eqn.outs) != 1:
+                return None
+            elif at not in needed:
                 needed[at] = eqn
                 queue += eqn.ins
         order = [eqn for eqn in self.maker.values() if eqn.outs[0] in needed]
-        return np.asarray(run_on(np, Graph((), tuple(order), (v,)), [])[0])
+        graph = Graph(tuple(given), tuple(order), (v,))
+        return np.asarray(run_on(np, graph, list(given.values()))[0])
 
 
 def _inlined(eqn: Eqn, ins: Sequence[Var], f: Callable[..., Tensor]) -> list[Eqn]:

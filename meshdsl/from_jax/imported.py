@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,16 +13,17 @@ import numpy as np
 import meshdsl as md
 from meshdsl import jax_functions
 
+from .arguments import Arguments, is_array
 from .axes import dims
+from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
-from .steps import Block, Value, read
+from .steps import Value, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
 from .workload import workload_of
 
 tree = jax.tree_util
-_Type = type(md.spec())
 
 
 def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None = None, prefer: str = "") -> Imported:
@@ -53,8 +54,13 @@ def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None 
     return Imported(f, args, dict(names or {}), tuple(prefer.split()))
 
 
-def is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+@dataclass(frozen=True)
+class _Form:
+    """A tree of tensors that is known: its structure, a value for each leaf, and arrays in JAX's own structure."""
+
+    structure: Any
+    values: Sequence[Value]
+    rebuilt: Callable[[Sequence[Any]], Any]
 
 
 class Imported:
@@ -78,10 +84,12 @@ class Imported:
     def __init__(self, f: Callable[..., Any], args: Sequence[Any], names: Mapping[str, str], prefer: Sequence[str]):
         self._f, self._patterns, self.prefer = f, names, prefer
         functools.update_wrapper(self, f, updated=())
-        leaves, self._structure = tree.tree_flatten(tuple(args))
-        self._static = {i: x for i, x in enumerate(leaves) if not is_array(x)}
-        self._arrays = [x for x in leaves if is_array(x)]
-        self._block, self._out_structure = self._traced(args, leaves)
+        self._arguments = own = Arguments(f, args)
+        jaxpr, shape = jax.make_jaxpr(lambda *xs: f(*own.filled(xs)), return_shape=True)(*own.arrays)
+        self._out_structure, self._block = tree.tree_structure(shape), read(jaxpr)
+        for i, (value, label) in enumerate(zip(self._block.ins, own.labels, strict=True)):
+            value.label, value.places = label, (i,)
+        stack_layers(self._block)
         self._others: dict[Any, Imported] = {}
         self._names = Names()
         given(self._block, names, self._names)
@@ -91,38 +99,22 @@ class Imported:
             raise md.ShapeError("\n".join(self._names.problems))
         self._check()
 
-    def _traced(self, args: Sequence[Any], leaves: Sequence[Any]) -> tuple[Block, Any]:
-        arrays = [x for x in leaves if is_array(x)]
-
-        def flat(*arrays: Any) -> Any:
-            moving = iter(arrays)
-            full = [self._static[i] if i in self._static else next(moving) for i in range(len(leaves))]
-            return self._f(*tree.tree_unflatten(self._structure, full))
-
-        jaxpr, shape = jax.make_jaxpr(flat, return_shape=True)(*arrays)
-        block = read(jaxpr)
-        paths = [path for path, x in tree.tree_leaves_with_path(tuple(args)) if is_array(x)]
-        parameters = _parameters(self._f)
-        for value, path in zip(block.ins, paths, strict=True):
-            value.label = _label(parameters, path)
-        return block, tree.tree_structure(shape)
-
     def _check(self) -> None:
         """Run the function on types, and report everything that cannot be imported."""
         replay = new_replay(self.prefer)
         with numbered():
-            md.eval_shape(lambda *xs: replay.run(self._block, xs), *(spec_of(v) for v in self._block.ins))
+            md.eval_shape(lambda *xs: replay.run(self._block, xs), *map(spec_of, self._block.ins))
         self._names.notes += replay.notes
         if replay.refusals:
             listed = "\n".join(dict.fromkeys(replay.refusals))
-            raise md.TraceError(f"md.from_jax cannot import {getattr(self._f, '__name__', 'the function')}:\n{listed}")
+            raise md.TraceError(f"md.from_jax cannot import {self._arguments.called}:\n{listed}")
 
     def __call__(self, *trees: Any) -> Any:
         """The function's result for tensors: a pytree of tensors, in the structure that the function returns."""
         tensors = [x for x in tree.tree_leaves(trees) if isinstance(x, md.Tensor)]
         if len(tensors) != len(self._block.ins):
             raise md.ShapeError(
-                f"{self._called()} takes {len(self._block.ins)} tensors, got {len(tensors)}\n"
+                f"{self._arguments.called} takes {len(self._block.ins)} tensors, got {len(tensors)}\n"
                 "  make them with .tensors(*arrays); .specs has their types"
             )
         shapes = self._shapes(tensors)
@@ -149,14 +141,13 @@ class Imported:
     def _resized(self, shapes: tuple[tuple[int, ...], ...]) -> Imported:
         """The function imported for arrays of other shapes, as `jax.jit` would trace it again."""
         if shapes not in self._others:
-            structs = iter(jax.ShapeDtypeStruct(s, v.dtype) for s, v in zip(shapes, self._block.ins, strict=True))
-            full = [self._static[i] if i in self._static else next(structs) for i in range(self._structure.num_leaves)]
-            args = tree.tree_unflatten(self._structure, full)
+            structs: dict[int, Any] = {}
+            for shape, v in zip(shapes, self._block.ins, strict=True):
+                own = jax.ShapeDtypeStruct(shape[1:] if v.is_stacked else shape, v.dtype)
+                structs.update(dict.fromkeys(v.places, own))
+            args = self._arguments.filled([structs[i] for i in range(len(structs))])
             self._others[shapes] = Imported(self._f, args, self._patterns, self.prefer)
         return self._others[shapes]
-
-    def _called(self) -> str:
-        return getattr(self._f, "__name__", "the imported function")
 
     @property
     def dims(self) -> dict[str, Any]:
@@ -165,23 +156,27 @@ class Imported:
 
     @property
     def specs(self) -> tuple[Any, ...]:
-        """The types of the arguments, in their structure; leaves that are no arrays are None."""
-        return self._unflatten([spec_of(v) for v in self._block.ins])
+        """The types of the arguments, in their structure.
+
+        Leaves that are no arrays are None. Equal layers are one type, at the place of the first layer, with a dim
+        `layer`; those of the other layers are None.
+        """
+        return self._arguments.placed({v.places[0]: spec_of(v) for v in self._block.ins})
 
     @property
     def labels(self) -> list[str]:
-        """The path of each array of the arguments, such as `params/w`."""
+        """The path of each tensor of the arguments, such as `params/w`."""
         return [v.label for v in self._block.ins]
 
     @property
     def examples(self) -> list[Any]:
-        """The arrays that were imported, with one axis for each dim; None for a type."""
-        return [in_dims(v, x) for v, x in zip(self._block.ins, self._arrays, strict=True)]
+        """The arrays that were imported, as `split` gives them; None for a type."""
+        return [in_dims(v, self._arguments.arrays) for v in self._block.ins]
 
     @property
     def first_count(self) -> int:
-        """How many arrays the first argument has."""
-        return sum(isinstance(x, md.Tensor | _Type) for x in tree.tree_leaves(self.specs[:1]))
+        """How many tensors the first argument has."""
+        return len(tree.tree_leaves(self.specs[:1]))
 
     @property
     def result_dims(self) -> list[tuple[md.Dim, ...]]:
@@ -194,66 +189,15 @@ class Imported:
         The first argument are the parameters, the others a batch, and the optimizer is `md.optim.adamw(1e-3)`. Raises
         `ShapeError` for a function that returns anything but a scalar.
         """
-        return workload_of(self, name or self._called())
+        return workload_of(self, name or self._arguments.called)
 
     def split(self, *args: Any) -> list[Any]:
-        """The arguments as arrays with one axis for each dim, in the order of `specs`.
+        """The arguments as arrays with one axis for each dim, in the order of `specs`; None for a type.
 
         Raises `ShapeError` for another structure, and for an array of another shape.
         """
-        leaves, structure = tree.tree_flatten(args)
-        arrays = [x for x in leaves if is_array(x)]
-        if structure != self._structure or len(arrays) != len(self._block.ins):
-            raise md.ShapeError(f"{self._called()} was imported for {self._structure}, and these are {structure}")
-        for i, x in self._static.items():
-            if not (leaves[i] is x or leaves[i] == x):
-                raise md.ShapeError(
-                    f"{self._called()} was imported with {x!r}, and this is {leaves[i]!r}\n"
-                    "  import it again, or pass an array: jnp.asarray(x)"
-                )
-        for v, x in zip(self._block.ins, arrays, strict=True):
-            if np.shape(x) != v.shape:
-                raise md.ShapeError(f"{v.label} has the shape {v.shape}, got {np.shape(x)}")
-        return [in_dims(v, x) for v, x in zip(self._block.ins, arrays, strict=True)]
-
-    def joined(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
-        """Arrays with these dims as a tree of arrays in the axes of JAX: the function's own, if it returns such a tree.
-
-        In another tree, such as that of a gradient, an array has the axes of the input with the same dims.
-        """
-        values = self._values_like(tree.tree_unflatten(structure, range(len(arrays))), shapes)
-        made = [x if v is None else in_axes(x, shape, v) for x, shape, v in zip(arrays, shapes, values, strict=True)]
-        return tree.tree_unflatten(structure, made)
-
-    def _values_like(self, numbers: Any, shapes: Sequence[Sequence[md.Dim]]) -> list[Value | None]:
-        """A value with the same dims for each number in a tree: of results, or of arguments, where a subtree is one."""
-        rest, found = iter(self._block.ins), list[Value | None]([None] * len(shapes))
-        known = [(tree.tree_structure(arg), [next(rest) for _ in tree.tree_leaves(arg)]) for arg in self.specs]
-        known.insert(0, (self._out_structure, self._block.outs))
-
-        def walk(node: Any) -> None:
-            own, structure = tree.tree_flatten(node)
-            for other, values in known:
-                if structure == other and all(
-                    set(stored(v)) == set(shapes[i]) for i, v in zip(own, values, strict=True)
-                ):
-                    for i, v in zip(own, values, strict=True):
-                        found[i] = v
-                    return
-            if isinstance(node, tuple | list | dict):
-                for each in node.values() if isinstance(node, dict) else node:
-                    walk(each)
-            else:
-                for i in own:
-                    found[i] = self._value_of(shapes[i])
-
-        walk(numbers)
-        return found
-
-    def _value_of(self, shape: Sequence[md.Dim]) -> Value | None:
-        """The input with these dims, in this order if there is one; else a result with them."""
-        known = [v for v in (*self._block.ins, *self._block.outs) if set(stored(v)) == set(shape)]
-        return next((v for v in known if stored(v) == tuple(shape)), known[0] if known else None)
+        arrays = self._arguments.taken(args)
+        return [in_dims(v, arrays) for v in self._block.ins]
 
     def tensors(self, *args: Any) -> tuple[Any, ...]:
         """Arrays as the tensors of the arguments; a `jax.ShapeDtypeStruct` becomes a spec.
@@ -261,50 +205,80 @@ class Imported:
         Raises `ShapeError` for another structure, and for an array of another shape.
         """
         made = zip(self._block.ins, self.split(*args), strict=True)
-        return self._unflatten([spec_of(v) if x is None else md.tensor(x, stored(v)) for v, x in made])
+        return self._arguments.placed(
+            {v.places[0]: spec_of(v) if x is None else md.tensor(x, stored(v)) for v, x in made}
+        )
 
     def arrays(self, result: Any, like: Any = None) -> Any:
         """Tensors as arrays in the axes of JAX: those of what the function returns, for a tree such as it returns.
 
-        In another tree, such as that of a gradient, a tensor has the axes of the input with the same dims; or those of
-        the tree `like`, of arrays or their types. Raises `ShapeError` if the trees differ.
+        In another tree, a part that is like an argument, such as a gradient, is a tree of arrays as that argument is,
+        and a tensor elsewhere has the axes of the input with the same dims; or else those of the tree `like`, of arrays
+        or their types. Raises `ShapeError` if the trees differ.
         """
         tensors, structure = tree.tree_flatten(result, is_leaf=lambda x: isinstance(x, md.Tensor))
         made = self.joined([t.array for t in tensors], [t.dims for t in tensors], structure)
         if like is None:
             return made
-        shapes = [np.shape(x) for x in tree.tree_leaves(like) if is_array(x)]
-        if len(shapes) != len(tensors):
-            raise md.ShapeError(f"there are {len(tensors)} tensors, and like= has {len(shapes)} arrays")
-        return tree.tree_unflatten(structure, list(map(jax.numpy.reshape, tree.tree_leaves(made), shapes)))
+        leaves, shapes = tree.tree_leaves(made), [np.shape(x) for x in tree.tree_leaves(like) if is_array(x)]
+        if len(shapes) != len(leaves):
+            raise md.ShapeError(f"there are {len(leaves)} arrays, and like= has {len(shapes)}")
+        return tree.tree_unflatten(tree.tree_structure(made), list(map(jax.numpy.reshape, leaves, shapes)))
 
-    def _unflatten(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        rest = iter(values)
-        full = [None if i in self._static else next(rest) for i in range(self._structure.num_leaves)]
-        return tree.tree_unflatten(self._structure, full)
+    def joined(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
+        """A tree of arrays with these dims in the axes of JAX; see `arrays`."""
+        forms = self._forms()
+
+        def made(i: int, v: Value | None) -> Any:
+            return arrays[i] if v is None else in_axes(arrays[i], shapes[i], v)
+
+        def built(node: Any) -> Any:
+            own, form = tree.tree_flatten(node)
+            for known in forms:
+                if form == known.structure and all(
+                    set(stored(v)) == set(shapes[i]) for i, v in zip(own, known.values, strict=True)
+                ):
+                    return known.rebuilt([made(i, v) for i, v in zip(own, known.values, strict=True)])
+            if type(node) in (tuple, list):
+                return type(node)(map(built, node))
+            if type(node) is dict:
+                return {key: built(each) for key, each in node.items()}
+            return tree.tree_map(lambda i: made(i, self._value_of(shapes[i])), node)
+
+        return built(tree.tree_unflatten(structure, range(len(arrays))))
+
+    def _forms(self) -> list[_Form]:
+        """The trees that are known: the result, and each argument."""
+        forms = [
+            _Form(self._out_structure, self._block.outs, functools.partial(tree.tree_unflatten, self._out_structure))
+        ]
+        rest = iter(self._block.ins)
+        for k, spec in enumerate(self.specs):
+            values = [next(rest) for _ in tree.tree_leaves(spec)]
+            forms.append(_Form(tree.tree_structure(spec), values, functools.partial(self._apart, k, values)))
+        return forms
+
+    def _apart(self, argument: int, values: Sequence[Value], arrays: Sequence[Any]) -> Any:
+        """Arrays of the tensors of one argument as that argument, with equal layers apart."""
+        of_array: dict[int, Any] = {}
+        for v, x in zip(values, arrays, strict=True):
+            of_array.update(zip(v.places, x if v.is_stacked else [x], strict=True))
+        return self._arguments.placed(of_array, argument)
+
+    def _value_of(self, shape: Sequence[md.Dim]) -> Value | None:
+        """The input with these dims, in this order if there is one; else a result with them."""
+        known = [v for v in (*self._block.ins, *self._block.outs) if set(stored(v)) == set(shape) and not v.is_stacked]
+        return next((v for v in known if stored(v) == tuple(shape)), known[0] if known else None)
 
     def __str__(self) -> str:
         shown = " ".join(f"{name}:{'|'.join(map(str, sizes))}" for name, sizes in self._names.dims.items())
-        lines = [f"{self._called()}: {len(self._block.ins)} arrays, dims {shown}"]
+        lines = [f"{self._arguments.called}: {len(self._block.ins)} tensors, dims {shown}"]
+        for v in self._block.ins:
+            if v.is_stacked:
+                lines.append(f"  {v.label} and {v.shape[0] - 1} equal layers are one tensor")
         if self._names.made_up:
             lines.append("dims that nobody named (names={...} or md.named gives them a name):")
             lines += [f"  {name}:{size}  {place}" for name, size, place in self._names.made_up]
         return "\n".join([*lines, *(["notes:"] if self._names.notes else []), *(f"  {n}" for n in self._names.notes)])
 
     __repr__ = __str__
-
-
-def _parameters(f: Callable[..., Any]) -> list[str]:
-    try:
-        return list(inspect.signature(f).parameters)
-    except (TypeError, ValueError):
-        return []
-
-
-def _label(parameters: Sequence[str], path: Any) -> str:
-    """The path of an input, such as `params/layers/0/w`."""
-    first, *rest = path
-    if rest and getattr(rest[-1], "name", "") in ("value", "raw_value"):  # of a Flax variable, which is an array
-        rest = rest[:-1]
-    keys = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))).lstrip(".") for k in rest]
-    return "/".join([*parameters, *map(str, range(len(parameters), first.idx + 1))][first.idx : first.idx + 1] + keys)

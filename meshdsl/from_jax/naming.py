@@ -34,7 +34,9 @@ def given(block: Block, patterns: Mapping[str, str], names: Names) -> None:
         for pattern in matching:
             used[pattern].append(value.label)
         if matching:
-            _write(value, patterns[matching[0]].split(), first, f"the input {value.label}", names)
+            words = patterns[matching[0]].split()
+            words = [".", *words] if value.is_stacked and len(words) < len(value.shape) else words
+            _write(value, words, first, f"the input {value.label}", names)
     for pattern, labels in used.items():
         if not labels:
             known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
@@ -147,6 +149,8 @@ def _base(value: Value, axis: int, part: int | None, atom: Axis) -> str:
     beside = atom.root.beside
     if beside is not None and len(beside.atoms()) == 1 and beside.named.name:
         return f"{beside.named.name}_2"
+    if value.is_stacked and axis == 0:
+        return "layer"
     words = [word for word in value.label.split("/") if word and not word.isdigit()]
     base = f"{words[-1] if words else _kind(value)}_{axis}" + ("" if part is None else f"_{part}")
     return re.sub(r"\W", "_", base).lstrip("0123456789_")

@@ -34,10 +34,15 @@ class Value:
     where: Any = None
     label: str = ""
     maker: Step | None = None
+    places: tuple[int, ...] = ()  # of an input: its array, or those of the equal layers that it stacks
     axes: list[Axis] = field(default_factory=list[Axis])
 
     def __post_init__(self) -> None:
         self.axes = [Axis(n, {self}) for n in self.shape]
+
+    @property
+    def is_stacked(self) -> bool:
+        return len(self.places) > 1
 
     @property
     def size(self) -> int:

@@ -127,10 +127,15 @@ def spec_of(v: Value) -> Any:
     return md.spec(stored(v), "uint32" if v.is_key else v.dtype)
 
 
-def in_dims(v: Value, x: Any) -> Any:
-    """An argument as an array with one axis for each dim; None for a type without values."""
-    if isinstance(x, jax.ShapeDtypeStruct):
+def in_dims(v: Value, xs: Sequence[Any]) -> Any:
+    """An argument as an array with one axis for each dim; None for a type without values.
+
+    `xs` are all arrays of the arguments. Those of equal layers are stacked.
+    """
+    own = [xs[i] for i in v.places]
+    if any(isinstance(x, jax.ShapeDtypeStruct) for x in own):
         return None
+    x = jnp.stack([jnp.asarray(x, v.dtype) for x in own]) if v.is_stacked else own[0]
     x = jax.random.key_data(x) if v.is_key else jnp.asarray(x, v.dtype)
     return x.reshape([d.size for d in stored(v)])
 

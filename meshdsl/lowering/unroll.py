@@ -26,8 +26,7 @@ LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the l
 def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Program:
     """The program with every scan of at most `most` trips as a sequence of trips.
 
-    Loops without trips, or whose dim is padded, stay loops. Stacks of rows with at least `large` bytes are reduced row
-    by row.
+    Loops without trips stay loops. Stacks of rows with at least `large` bytes are reduced row by row.
 
     >>> import meshdsl as md
     >>> def f(x, w):
@@ -36,7 +35,7 @@ def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Pr
     >>> [str(eqn.op) for eqn in unroll(program).eqns]
     ['index', 'multiply', 'tanh', 'index', 'multiply', 'tanh', 'index', 'multiply', 'tanh']
     """
-    if not any(_unrollable(program, eqn, most) for eqn in program.eqns):
+    if not any(_unrollable(eqn, most) for eqn in program.eqns):
         return program
     unrolled = _Unrolled(program, large, most)
     for eqn in program.eqns:
@@ -44,7 +43,7 @@ def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Pr
     return dce(program.replace(eqns=tuple(unrolled.eqns), outs=tuple(unrolled.now(v) for v in program.outs)))
 
 
-def _unrollable(program: Program, eqn: Eqn, most: float) -> bool:
+def _unrollable(eqn: Eqn, most: float) -> bool:
     loop = eqn.scan
     return loop is not None and 0 < loop.trips <= most
 
@@ -64,7 +63,7 @@ class _Unrolled:
 
     def add(self, eqn: Eqn) -> None:
         eqn = dataclasses.replace(eqn, ins=tuple(self.now(v) for v in eqn.ins))
-        if eqn.scan is not None and _unrollable(self.program, eqn, self.most):
+        if eqn.scan is not None and _unrollable(eqn, self.most):
             self.loop(eqn, eqn.scan)
         elif len(eqn.ins) == 1 and eqn.ins[0] in self.rows and self.reduces_rows(eqn):
             self.by_row(eqn)

@@ -237,7 +237,10 @@ class Peers:
                     positions[peer.number] = at
             self._asked = 0.0
             if text := self.watch.report(positions):
-                self._tell({"leave": text})
+                self._tell({"leave": text, "grace": 0})
+                for peer in self._peers:
+                    if not peer.answer and not peer.done:  # it is not waited for
+                        self._selector.unregister(peer.socket)
                 self._leave(text, grace=0)
 
     def _read(self, peer: _Peer) -> None:
@@ -250,7 +253,7 @@ class Peers:
         peer.heard = time.monotonic()
         for message in messages:
             if "leave" in message:
-                self._leave(message["leave"])
+                self._leave(message["leave"], message.get("grace", GRACE))
             elif "where" in message:
                 self._tell({"answer": {**self.watch.position(), "stack": self.watch.stack()}})
             elif "answer" in message:
@@ -271,7 +274,7 @@ class Peers:
         """Another process has ended: tell the others, and end."""
         text, peer.done = f"process {peer.number} {how}", True
         if self.number == 0:
-            self._tell({"leave": text})
+            self._tell({"leave": text, "grace": grace})
         self._leave(text, grace)
 
     def _wait_alone(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +21,7 @@ NAMES = {"q": "batch length heads head"}
 LAYOUTS = [("", ""), ("rows:2 cols:2", "batch:rows; heads:cols"), ("rows:2", "length:rows")]
 
 
-def formula(mask=None, scale=0.5, fill=-1e30, bias=None, used=False):
+def formula(mask: Any = None, scale=0.5, fill=-1e30, bias=None, used=False):
     def f(q, k, v):
         s = jnp.einsum("blhk,bmhk->bhlm", q, k) * scale
         s = s if bias is None else s + bias
@@ -76,6 +78,20 @@ def test_groups_of_queries_and_loops():
     assert "attention" in text
     assert " exp " not in text
     assert loop.trips == 2
+
+
+def test_a_mask_that_is_made_before_a_loop():
+    def f(q, k, v):
+        mask = jnp.tril(jnp.ones((L, M), bool))
+
+        def layer(x, _):
+            s = jnp.where(mask, jnp.einsum("blhk,bmhk->bhlm", x, k), -jnp.inf)
+            return x + jnp.einsum("bhlm,bmhk->blhk", jax.nn.softmax(s, -1), v), None
+
+        return jnp.sum(jax.lax.scan(layer, q, None, length=2)[0] ** 2)
+
+    m = check_gradients(f, [Q, KEYS, V], LAYOUTS[:1], 1e-4, names=NAMES)
+    assert "causal=True" in str(md.compile(m, "").graph(*m.specs))
 
 
 def test_softmax_over_the_vocabulary_keeps_its_result_only():

@@ -53,7 +53,7 @@ def test_named_survives_the_transformations_of_jax():
 def test_made_up_names_say_where():
     m = md.from_jax(lambda params, x: x @ params["w"], {"w": jnp.ones((6, 8))}, X)
     assert str(m) == (
-        "<lambda>: 2 arrays, dims w_0:6 w_1:8 x_0:4\n"
+        "<lambda>: 2 tensors, dims w_0:6 w_1:8 x_0:4\n"
         "dims that nobody named (names={...} or md.named gives them a name):\n"
         "  w_0:6  params/w, axis 0\n  w_1:8  params/w, axis 1\n  x_0:4  x, axis 0"
     )
@@ -66,7 +66,7 @@ def test_equal_layers_share_made_up_names():
         return x
 
     layer = {"up": jnp.ones((6, 8)), "down": jnp.ones((8, 6))}
-    m = md.from_jax(f, [layer, layer, layer], X, names={"x": "batch io"})
+    m = md.from_jax(f, [layer, layer], X, names={"x": "batch io"})
     assert set(m.dims) == {"batch", "io", "down_0", "down_1"}
 
 
