@@ -244,9 +244,10 @@ class PlanSearch:
 
     @cached_property
     def late_turns(self) -> list[tuple[str, Turn]]:
-        """The knobs with values that are not estimated."""
+        """The knobs with values that are not estimated; groups of updates, which seldom help, last."""
         plan = self.base.replace(mesh=self.meshes[0], microbatches=max(self.guesses.microbatches))
-        return [(turn.knob, turn) for turn in self.turns if any(map(turn.late, turn.candidates(plan)))]
+        late = [(turn.knob, turn) for turn in self.turns if any(map(turn.late, turn.candidates(plan)))]
+        return sorted(late, key=lambda each: each[0] == "weight_update")
 
     def late(self) -> None:
         """Try the knobs that are not estimated on the best plans."""
