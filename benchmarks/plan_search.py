@@ -2,7 +2,7 @@
 
 Prints a JSON line for each case: the best plan, its seconds a step, the plans estimated and costed, the gap to the
 floor, and processor seconds of the search. `best_known_s` is the best that any search has found:
-the one before estimates, in 200 s, or one with `--plans 100`; `behind` is the part by which the plan is slower.
+the one before estimates, in 200 s, or one with 30 to 100 plans; `behind` is the part by which the plan is slower.
 
 `--pipelines` prints where a pipeline is found, for Llama 2 7B with 128 sequences: on one node of 8 H100, on two slices
 of 16 v5p, and on 16 nodes of 8 H100 with 100 Gbit/s a node. `stages` is 1 without a pipeline; `without_s` is the best

@@ -40,7 +40,7 @@ USUAL, LEAST, EQUATIONS = 30, 4, 30_000  # plans costed by default; the equation
 LISTED = 20_000  # combinations of dims and knobs, most of them illegal, that are counted to cost every plan
 REFUSED = 4  # refused plans count as one that is costed
 LATE = 0.2  # of the plans, for knobs that are not estimated
-FEW, IDLE = 4, 1 / 4  # plans, or part of all, costed in a row without a better one, after which the others are not
+FEW, IDLE = 2, 1 / 4  # plans, or part of all, costed in a row without a better one, after which the others are not
 LITTLE = 0.999  # of the seconds of the best plan: a better one than this counts
 FINAL = 2  # plans on which these are tried
 HIDDEN = 0.01  # of the step: less exposed communication is not worth an overlap plan
@@ -99,6 +99,11 @@ class PlanSearch:
             return self.request.plans
         equations = sum(1 for _ in walk(self.variants.problem(self.base.replace(mesh="", layout="")).graph))
         return max(LEAST, min(USUAL, EQUATIONS // equations))
+
+    @cached_property
+    def early(self) -> int:
+        """The number of plans to cost before the knobs that are not estimated."""
+        return self.plans - (round(self.plans * LATE) if self.late_turns else 0)
 
     @cached_property
     def space(self) -> Space:
@@ -166,11 +171,10 @@ class PlanSearch:
         staged = [(d,) for d in self.space.sizes if d in loops and max(guesses.microbatches) > 1]
         roles = list(dict.fromkeys((*roles[:5], *staged, *roles[5:])))[:ROLES]
         guesses.add(candidates(self.space, self.meshes, roles, self.generated))
-        most = self.plans - (round(self.plans * LATE) if self.late_turns else 0)
         best: Entry | None = None
         improved = 0
         idle = max(FEW, IDLE * self.plans)
-        while self.more(most) and len(self.costed.entries) - improved <= idle:
+        while self.more(self.early) and len(self.costed.entries) - improved <= idle:
             guess = guesses.next(best is not None and best.fits)
             if guess is None:
                 return
@@ -240,9 +244,10 @@ class PlanSearch:
 
     @cached_property
     def late_turns(self) -> list[tuple[str, Turn]]:
-        """The knobs with values that are not estimated."""
+        """The knobs with values that are not estimated; groups of updates, which seldom help, last."""
         plan = self.base.replace(mesh=self.meshes[0], microbatches=max(self.guesses.microbatches))
-        return [(turn.knob, turn) for turn in self.turns if any(map(turn.late, turn.candidates(plan)))]
+        late = [(turn.knob, turn) for turn in self.turns if any(map(turn.late, turn.candidates(plan)))]
+        return sorted(late, key=lambda each: each[0] == "weight_update")
 
     def late(self) -> None:
         """Try the knobs that are not estimated on the best plans."""
@@ -273,7 +278,7 @@ class PlanSearch:
     def simplify(self) -> None:
         """Cost the best plan without one of its rules, where the estimate does not say that this is slower."""
         ranked = self.costed.ranked()
-        while ranked and self.more(self.plans):
+        while ranked and self.more(self.early):
             best = ranked[0]
             rules, fixed = best.layout.rules, self.request.fixed.rules
             for gone in [d for d in rules if d not in fixed]:
