@@ -35,12 +35,12 @@ def workload_of(m: Any, name: str) -> md.Workload:
     if not first:
         raise md.ShapeError(f"the first argument of {name} has no arrays; it has the parameters of a workload")
     paths, batch = [_path(label) for label in first], [_path(label, whole=True) for label in m.labels[m.first_count :]]
-    specs = jax.tree.leaves(m.specs, is_leaf=_is_type)
+    specs, examples = jax.tree.leaves(m.specs, is_leaf=_is_type), m.examples
 
     @md.model
     def model(batch: Mapping[str, md.Tensor]) -> Mapping[str, md.Tensor]:
         return {
-            path: md.param(path, spec.dims, init=_starting_at(m, i), dtype=spec.dtype)
+            path: md.param(path, spec.dims, init=_starting_at(examples[i]), dtype=spec.dtype)
             for i, (path, spec) in enumerate(zip(paths, specs, strict=False))
         }
 
@@ -80,9 +80,8 @@ def _path(label: str, whole: bool = False) -> str:
     return "_".join(words) if whole else "/".join(words)
 
 
-def _starting_at(m: Any, i: int) -> Callable[..., md.Tensor] | None:
-    """The initialiser that gives the array that was imported; None for a type."""
-    array = m.examples[i]
+def _starting_at(array: Any) -> Callable[..., md.Tensor] | None:
+    """The initialiser that gives an array that was imported; None for a type."""
     if array is None:
         return None
     value = np.asarray(array)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
 from meshdsl.models.gpt2 import gpt2
@@ -151,3 +152,30 @@ def test_a_decoding_step_with_a_cache():
     names = {"x": "batch model", "*/q": "model heads head", "cache/k": "batch memory . ."}
     layouts = [("rows:2 cols:4", "batch:rows; heads:cols"), ("rows:2 cols:4", "batch:rows; memory:cols")]
     check_values(decode, [weights, cache, X[:, 0], jnp.int32(3)], layouts, names=names)
+
+
+@pytest.mark.parametrize(
+    ("policy", "products"),
+    [
+        (None, 7),
+        ("nothing_saveable", 7),
+        ("dots_saveable", 5),
+        ("everything_saveable", 5),
+        ("save_only_these_names", 6),
+        ("save_any_names_but_these", 7),
+    ],
+)
+def test_policies_of_rematerialisation(policy, products):
+    chosen = policy and getattr(jax.checkpoint_policies, policy)
+    chosen = chosen("inner") if policy and "names" in policy else chosen
+
+    def loss(w, x):
+        def f(w, x):
+            return jnp.sin(jnp.sin(checkpoint_name(x @ w, "inner")) @ w)
+
+        return jnp.sum(jax.checkpoint(f, policy=chosen)(w, x) ** 2)
+
+    m = md.from_jax(loss, jnp.ones((32, 32)), X[0])
+    graph = md.compile(md.value_and_grad(m), "").graph(*m.specs)
+    assert [str(eqn.op) for eqn in graph.eqns].count("einsum") == products
+    assert ("has no equal here" in str(m)) == (policy == "save_any_names_but_these")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 import meshdsl as md
 
 from ..axes import dims
@@ -93,20 +95,27 @@ def _body(replay: Replay, step: BodyStep, body: OpenedJaxpr) -> Any:
 
 @operation("remat", "remat2", "checkpoint")
 def remat(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    (body,), ts = step.bodies, wholes(step, xs)
-    outs = md.checkpoint(_body(replay, step, body), policy=_policy(replay, step))(*ts)
+    (body,), ts, run = step.bodies, wholes(step, xs), _body(replay, step, step.bodies[0])
+    if step.params.get("policy") is not jax.checkpoint_policies.everything_saveable:
+        run = md.checkpoint(run, policy=_policy(replay, step))
+    outs = run(*ts)
     return _as(body.outs, outs, step.outs)
 
 
-def _policy(replay: Replay, step: BodyStep) -> str:
-    """The policy of `jax.checkpoint` by its name; what has no equal here saves nothing, and says so."""
-    policy = step.params.get("policy")
-    name = getattr(policy, "__name__", "") if policy is not None else ""
-    known = {"": "nothing", "nothing_saveable": "nothing", "dots_saveable": "dots", "checkpoint_dots": "dots",
-             "dots_with_no_batch_dims_saveable": "dots"}  # fmt: skip
-    if name not in known:
-        replay.note(step, f"the policy {name or policy} of jax.checkpoint has no equal here: nothing is saved")
-    return known.get(name, "nothing")
+def _policy(replay: Replay, step: BodyStep) -> str | tuple[str, ...]:
+    """The policy of `jax.checkpoint` as that of `md.checkpoint`; where there is no equal, nothing is saved."""
+    policy, known = step.params.get("policy"), jax.checkpoint_policies
+    if policy in (None, known.nothing_saveable):
+        return "nothing"
+    if policy in (known.dots_saveable, known.dots_with_no_batch_dims_saveable):
+        return "products"
+    names = getattr(policy, "saveable_names", None)  # of save_only_these_names
+    if names is not None:
+        inside = {each.params["name"] for each in step.bodies[0].walk() if each.primitive == "name"}
+        return tuple(sorted(inside.intersection(names))) or "nothing"
+    name = getattr(policy, "__qualname__", str(policy)).partition(".")[0]
+    replay.note(step, f"the policy {name} of jax.checkpoint has no equal here: nothing is saved")
+    return "nothing"
 
 
 @operation("custom_vjp_call", "custom_jvp_call")
