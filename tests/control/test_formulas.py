@@ -25,7 +25,8 @@ def formula(mask: Any = None, scale=0.5, fill=-1e30, bias=None, used=False):
     def f(q, k, v):
         s = jnp.einsum("blhk,bmhk->bhlm", q, k) * scale
         s = s if bias is None else s + bias
-        s = s if mask is None else jnp.where(mask(q) if callable(mask) else mask, s, fill)
+        seen: Any = mask(q) if callable(mask) else mask
+        s = s if mask is None else jnp.where(seen, s, fill)
         w = jax.nn.softmax(s, -1)
         y = jnp.einsum("bhlm,bmhk->blhk", w, v)
         return jnp.sum(y * jnp.cos(jnp.arange(K) + y)) + (jnp.sum(w * w) if used else 0)
