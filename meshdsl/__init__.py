@@ -17,9 +17,9 @@ A step goes through these folders, in this order:
     search                  the plans of a model and the fastest of them
 
 Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
-equations) and backend (the arrays that kernels compute with). nn, optim, train, models and workload are written in
-the public names alone; train.checkpoint and train.weights read and write parameters. tools has the command line, the
-pictures, and the readers of compilers' texts.
+equations) and backend (the arrays that kernels compute with). nn, optim, train, models, workload and from_jax (which
+imports JAX functions) are written in the public names alone; train.checkpoint and train.weights read and write
+parameters. tools has the command line, the pictures, and the readers of compilers' texts.
 """
 
 from __future__ import annotations
