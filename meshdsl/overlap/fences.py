@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..control.host import host_values
+from ..control.host import FETCH, host_values
 from ..cost.fusion import Kernel, holders, steps
 from ..dims import size_of
 from ..ir import Eqn, Linear, Op, Product, Reduce, Var, sources_of
@@ -95,7 +95,8 @@ class _Fenced:
     """The program being built: its equations so far, and for each value its newest copy, the result of a fence."""
 
     def __init__(self, program: Program, kernels: Kernels):
-        self.stored = set(kernels.stored) - host_values(program)  # a fence is in the device's memory
+        fetched = {v for eqn in program.eqns if eqn.op is FETCH for v in eqn.ins}  # of a body, some of its inputs
+        self.stored = set(kernels.stored) - host_values(program) - fetched  # a fence is in the device's memory
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}  # fenced version for all later readers
         self.operands: dict[tuple[Eqn, Var], Var] = {}  # fenced version for one reader

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..backend import Local
 from ..control import SCAN
+from ..control.host import host_values
 from ..dims import Dim
 from ..ir import Eqn, Fuses, Linear, Op, Product, Scan, Type, Var, dce, no_flops, sources_of
 from ..lowering.collectives import AllGather
@@ -147,8 +148,9 @@ def skew(program: Program, choose: Callable[[Scan], EarlyStage | None], order: C
     [4, 3]
     """
     skewed: dict[Eqn, list[Eqn]] = {}
+    on_host = host_values(program)  # whose rows the device can neither take apart nor join
     for eqn in program.eqns:
-        scan = eqn.scan
+        scan = eqn.scan if on_host.isdisjoint((*eqn.ins, *eqn.outs)) else None
         stages = choose(scan) if scan is not None and scan.trips > 2 else None
         if scan is not None and stages is not None:
             skewed[eqn] = _Skewed(eqn, scan, stages).eqns(order)

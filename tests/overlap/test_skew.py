@@ -210,3 +210,17 @@ def test_overlap_skew_shows_no_windows_of_the_shorter_arm_of_a_branch() -> None:
     specs = md.spec("layer:3 io:1024 hidden:1024"), md.spec("io:1024 out:1024"), md.spec("batch:64 io:1024")
     step = md.compile(f, "r:4", "io:r", overlap="skew", machine="h100")
     assert step.program(*specs).collectives and step.overlap.windows
+
+
+def test_loops_whose_rows_are_in_the_hosts_memory_are_not_skewed():
+    def loss(w, x):
+        layer = md.checkpoint(lambda h, row: md.tanh(md.einsum(h, row, out="b i2")), policy="offload")
+        return md.sum(md.scan(lambda h, row: (md.rename(layer(h, row), i2="i"), None), x, w, over="layer")[0])
+
+    types = md.spec("layer:4 i:8 i2:8"), md.spec("b:8 i:8")
+    arrays = [np.random.default_rng(0).standard_normal(t.shape).astype(np.float32) for t in types]
+    grads = [
+        md.simulate(md.compile(md.grad(loss), "rows:2", "i:rows", overlap=mode).program(*types), *arrays)[0]
+        for mode in ("none", "skew")
+    ]
+    np.testing.assert_allclose(*grads, rtol=1e-5)
