@@ -1,4 +1,4 @@
-"""Which axes have the same places, and so one dim: classes of axes, found by unification.
+"""Classes of axes that have the same places, and so are one dim; unification finds them.
 
 A class has `parts` if a reshape splits it somewhere: an axis of 4 heads of 16 is two parts, major first. The smallest
 parts are its atoms, and each atom is a dim of the DSL; an axis of one element has none. Classes of other sizes with

@@ -175,7 +175,7 @@ class Imported:
 
     @property
     def first_count(self) -> int:
-        """How many tensors the first argument has."""
+        """The number of tensors in the first argument."""
         return len(tree.tree_leaves(self.specs[:1]))
 
     @property

@@ -1,4 +1,4 @@
-"""What each primitive says about axes: which are one dim, which have one name, and which must stay one dim.
+"""The rules of each primitive: which axes are one dim, which have one name, and which must stay one dim.
 
 The table of `jax_functions` says which axis of an operand is which axis of the result; here is what follows from it,
 and what it does not know. A first walk unites axes as they are. A second one lets reshapes, and splits into equal

@@ -1,4 +1,4 @@
-"""What the estimate reads of a graph: one record for each equation, made once for all candidates."""
+"""A graph as the estimate reads it: one record for each equation, made once for all candidates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EquationWork:
 
     @property
     def product(self) -> Product:
-        """Whether it is a product."""
+        """True for a product."""
         return self.eqn.operation.product
 
 

@@ -77,15 +77,15 @@ class Axes:
         return [(n, *(at.seconds(kind, (a,), v) for v in sizes for kind in MESSAGES)) for a, n in mesh.axes.items()]
 
     def rule(self, k: int, dim: str) -> Numbers:
-        """Where axis `k` has a dim in its role."""
+        """True for the candidates whose role for axis `k` has this dim."""
         return self._ruled[k].get(dim, self.never)
 
     def has(self, k: int, dim: str) -> bool:
-        """Whether axis `k` has a dim in any role."""
+        """True if some role for axis `k` has this dim."""
         return dim in self._ruled[k]
 
     def rules(self, k: int, v: Var) -> Numbers:
-        """Where axis `k` has a dim of a value in its role."""
+        """True for the candidates whose role for axis `k` has a dim of this value."""
         found = [self._ruled[k][d.name] for d in v.dims if d.name in self._ruled[k]]
         return np.logical_or.reduce(found) if found else self.never
 
@@ -100,7 +100,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one equation costs, and where its results are."""
+    """The cost of one equation, and the shardings of its results."""
 
     rows: Rows
     homes: tuple[Homes | None, ...]
@@ -163,7 +163,7 @@ class Screen:
                     self.pending[key] = [a | b for a, b in zip(self.pending[key], known.pending, strict=True)]
 
     def _outcome(self, work: EquationWork) -> _Outcome:
-        """What an equation costs, once for all that are equal and have operands sharded alike."""
+        """The cost of an equation, computed once for all equal ones with operands sharded alike."""
         homes = tuple(self.homes.get(v) for v in work.eqn.ins)
         key = (work.key, *(None if h is None else tuple(map(id, h)) for h in homes))
         if key not in self._known:

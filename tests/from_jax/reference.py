@@ -42,40 +42,35 @@ def worst(got: Any, want: Any) -> float:
 
 
 def simulated(m: md.Imported, f: Callable[..., Any], layout: Layout, args: Sequence[Any]) -> Any:
-    """What a function of the imported one's tensors returns under a layout, as arrays."""
+    """The results, as arrays, of a function of the tensors of an imported one, run by the simulator under a layout."""
     program = md.compile(f, *layout).program(*m.specs)
     structure = jax.tree.structure(md.eval_shape(f, *m.specs))
     outs = md.simulate(program, *m.split(*args))
     return m.joined(list(map(jnp.asarray, outs)), [v.dims for v in program.outs], structure)
 
 
-def check_values(
-    f: Callable[..., Any],
-    args: Sequence[Any],
-    layouts: Sequence[Layout] = (ONE,),
-    at_most: float = 1e-5,
-    **options: Any,
-) -> md.Imported:
-    """The values of f, imported, beside JAX's, under each layout."""
-    m = md.from_jax(f, *args, **options)
-    want = f(*args)
-    for layout in layouts:
-        error = worst(simulated(m, m, layout, args), want)
-        assert error <= at_most, f"{layout}: the error of the values is {error:.1e}"
+def check_values(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
+    """The values of f, imported, beside JAX's; `options` are layouts and the largest error."""
+    m = md.from_jax(f, *args, **names)
+    _check(m, m, args, f(*args), *options)
     return m
 
 
-def check_gradients(
+def check_gradients(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
+    """The loss f and its gradient by md.grad, beside JAX's; `options` are layouts and the largest error."""
+    m = md.from_jax(f, *args, **names)
+    _check(m, md.value_and_grad(m), args, jax.value_and_grad(f)(*args), *options)
+    return m
+
+
+def _check(
+    m: md.Imported,
     f: Callable[..., Any],
     args: Sequence[Any],
+    want: Any,
     layouts: Sequence[Layout] = (ONE,),
     at_most: float = 1e-5,
-    **options: Any,
-) -> md.Imported:
-    """The loss f and its gradient by md.grad, beside JAX's, under each layout."""
-    m = md.from_jax(f, *args, **options)
-    want = jax.value_and_grad(f)(*args)
+) -> None:
     for layout in layouts:
-        error = worst(simulated(m, md.value_and_grad(m), layout, args), want)
-        assert error <= at_most, f"{layout}: the error of loss and gradient is {error:.1e}"
-    return m
+        error = worst(simulated(m, f, layout, args), want)
+        assert error <= at_most, f"{layout}: the error is {error:.1e}"

@@ -1,9 +1,9 @@
 """Kill runs that save at a URL: `python -m tests.train.kills [--cases 100] [--processes 1] [--seed N]`.
 
-Each run is killed at a random moment while a save is under way, all its processes at once, and goes on from the newest
-step until it is at its end; then the next run starts. Every loss, also of steps that ran twice, and the last step are
-compared bit for bit with those of a run that was not killed. A process is a fork of this program, which itself never
-starts JAX; compiled programs are kept in JAX's cache. The last line is JSON.
+All processes of a run are killed at a random moment during a save. The run is then started again from its newest step,
+and killed again, until it reaches its end; then the next run starts. Every loss, also of steps that ran twice, and the
+last step are compared bit for bit with those of a run that was not killed. A process is a fork of this program, which
+itself never starts JAX; compiled programs are kept in JAX's cache. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def run(clock: Clock, factor: float | None = 5.0, steps: int = 5, seconds: float
 
 
 def wait(clock: Clock, found: watch.Watch, seconds: float) -> watch.Position:
-    """Where the run is after so many seconds, in which it was looked at often."""
+    """The position of a run that was looked at often for so many seconds."""
     for _ in range(int(seconds / watch.POLL)):
         clock.now += watch.POLL
         found.position()
