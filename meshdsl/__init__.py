@@ -64,6 +64,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.grouped": ("grouped_dot",),
     "ops.indexing": ("iota", "one_hot", "put_add", "take"),
     "ops.inverse": ("inverse_index",),
+    "ops.scattering": ("scatter_max", "scatter_min", "scatter_mul", "scatter_set"),
     "ops.ordering": ("argsort", "cumsum", "sort", "top_k"),
     "ops.conv": ("conv",),
     "ops.pooling": ("avg_pool", "max_pool"),

@@ -18,6 +18,7 @@ from ..trace.tensors import is_public
 from . import elementwise as ops
 from . import reductions
 from .dtypes import cast
+from .named_index import at, named_index
 
 
 def _operand(x: Any) -> bool:
@@ -82,7 +83,7 @@ _COMPARISONS = {
 }  # fmt: skip
 _OTHERS = {
     "neg": ops.negative, "abs": ops.abs, "invert": ops.invert, "matmul": _no_matmul, "rmatmul": _no_matmul,
-    "array_ufunc": _numpy_function,
+    "array_ufunc": _numpy_function, "getitem": named_index,
 }  # fmt: skip
 
 _METHODS: dict[str, Callable[..., Tensor]] = {
@@ -99,4 +100,5 @@ for _name, _function in _METHODS.items():
     setattr(Tensor, _name, _function)
 for _name, _function in _OTHERS.items():
     setattr(Tensor, f"__{_name}__", _function)
+Tensor.at = at  # pyright: ignore[reportAttributeAccessIssue] - a property of every tensor
 Tensor.__hash__ = object.__hash__
