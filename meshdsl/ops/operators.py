@@ -19,6 +19,7 @@ from . import elementwise as ops
 from . import reductions
 from .dtypes import cast
 from .named_index import at, named_index
+from .statistics import std
 
 
 def _operand(x: Any) -> bool:
@@ -88,7 +89,7 @@ _OTHERS = {
 
 _METHODS: dict[str, Callable[..., Tensor]] = {
     "all": reductions.all, "any": reductions.any, "astype": cast, "max": reductions.max, "mean": reductions.mean,
-    "min": reductions.min, "prod": reductions.prod, "sum": reductions.sum, "var": reductions.var,
+    "min": reductions.min, "prod": reductions.prod, "std": std, "sum": reductions.sum, "var": reductions.var,
 }  # fmt: skip
 
 for _name, _function in _ARITHMETIC.items():

@@ -244,8 +244,8 @@ def _public(how: str, combined: str, example: str, more: str) -> Callable[..., T
     >>> md.scatter_{how}(row, i, md.tensor([4.0, 3.0], "n"), "row")
     tensor(float32[row=2], {example})
 
-    Dims are paired, and indices are counted and checked, as in `md.put_add`. Along several dims, `i` is a tuple with
-    an index for each: equal places of the indices name a point.
+    Dims are paired, and indices are counted and checked, also with `drop`, as in `md.put_add`. Along several dims, `i`
+    is a tuple with an index for each: equal places of the indices name a point.
 
     Raises `ShapeError` for a dim that x lacks, and for updates with a dim that neither x nor the indices have.
     """

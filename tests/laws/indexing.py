@@ -100,64 +100,6 @@ def indices() -> Iterator[Row]:
     count = lambda x, i: added(x, i, np.ones((len(i), x.shape[1])))
     yield Row("put_add_number", one, (W, In("t", "place:b", INDEX)), count, every)
     yield Row("put_add_two", put, (W, In("t d", "place:b", INDEX), In("c t d")), flat, every)
-
-    def written(f: Any, x: Any, i: Any, u: Any) -> Any:  # x [b c], i [t], u [t c]; later updates last
-        out = np.array(x)
-        for at, row in zip(i, u, strict=True):
-            if 0 <= at < len(x):
-                out[at] = f(out[at], row)
-        return out
-
-    def tied(f: Any, x: Any, i: Any, u: Any) -> Any:  # the gradients of sum(x * f), shared by ties
-        out, inside = written(f, x, i, u), (i >= 0) & (i < len(x))
-        at = np.where(inside, i, 0)
-        kept, won = (x == out) * 1.0, ((u == out[at]) & inside[:, None]) * 1.0 if len(x) else u * 0.0
-        share = x / added(kept, i, won)
-        return share * kept, (won * share[at] if len(x) else won), out * 1.0
-
-    def others(f: Any, x: Any, i: Any, u: Any) -> Any:
-        dx, du, inside = np.array(x), np.zeros(u.shape, x.dtype), (i >= 0) & (i < len(x))
-        for k, at in enumerate(i):
-            if inside[k]:
-                dx[at] *= u[k]
-                same = [j for j in range(len(i)) if i[j] == at and j != k]
-                du[k] = x[at] * x[at] * np.prod(u[same], 0)
-        return dx, du, written(f, x, i, u)
-
-    for how, f, slopes in [("max", np.maximum, tied), ("min", np.minimum, tied), ("mul", np.multiply, others)]:
-        scatter = lambda x, i, u, how=how: getattr(md, f"scatter_{how}")(x, i, u, "b", drop=True)
-        three = (W, In("t", "place:b", INDEX), In("t c"))
-        yield Row(f"scatter_{how}", scatter, three, lambda x, i, u, f=f: written(f, x, i, u), every, differentiable=False)
-
-        def both(x: Tensor, i: Tensor, u: Tensor, scatter: Any = scatter) -> Any:
-            slope = md.grad(lambda x, u, y: md.sum(y * scatter(x, i, u)), argnums=(0, 1))
-            return *slope(x, u, x), scatter(x, i, u)
-
-        yield Row(f"scatter_{how}_grad", both, three, lambda x, i, u, f=f, s=slopes: s(f, x, i, u), ("float32",), differentiable=False, exact=False)
-    last_wins = lambda x, i, u: md.scatter_set(x, i, u, "b", drop=True)
-    replaced = lambda x, i, u: written(lambda old, new: new, x, i, u)
-    yield Row("scatter_set", last_wins, (W, In("t", "place:b", INDEX), In("t c")), replaced, every)
-    by_row = lambda x, i, u: np.stack([replaced(x[k], i[:, k], u[k]) for k in range(len(x))]) if len(x) else x
-    yield Row("scatter_set_paired", last_wins, (In("a b c"), In("t a", "place:b", INDEX), In("a t c")), by_row)
-    yield Row("scatter_set_order", last_wins, (W, In("b", "place:b", INDEX), In("b c")), replaced, ("float32",))
-    ones = (X, In("t", "inside:a", INDEX), In("t", "inside:b", INDEX))
-
-    def pointed(x: Any, i: Any, j: Any, u: Any, f: Any) -> Any:
-        out = np.array(x)
-        for a, b, value in zip(i, j, u, strict=True):
-            out[a, b] = f(out[a, b], value)
-        return out
-
-    yield Row("index_points", lambda x, i, j: x["a", i, "b", j], ones, lambda x, i, j: x[i, j], every, empty=False)
-    points = lambda how, f, **more: Row(f"at_points_{how}", lambda x, i, j, u: getattr(x.at["a", i, "b", j], how)(u), (*ones, In("t")), lambda x, i, j, u: pointed(x, i, j, u, f), empty=False, **more)
-    yield points("set", lambda old, new: new)
-    yield points("add", lambda old, new: old + new)
-    yield points("max", np.maximum, differentiable=False)
-    outer = lambda x, i, j: x["c", i, "b", -1, "a", j]
-    yield Row("index_outer", outer, (In("a b c"), In("t", "inside:c", INDEX), In("d", "inside:a", INDEX)), lambda x, i, j: x[:, -1][j[None], i[:, None]], empty=False)
-    yield Row("index_slice", lambda x: x["b", ::-2, "a", 1:], (X,), lambda x: x[1:, ::-2])
-    yield Row("at_slice", lambda x, u: x.at["a", ::2].mul(u), (X, V), lambda x, u: np.where(np.arange(len(x))[:, None] % 2, x, x * u), every)
-    yield Row("at_number", lambda x, u: x.at["b", 0].set(u), (X, In("a")), lambda x, u: np.concatenate([u[:, None], x[:, 1:]], 1), every, empty=False)
     # more table entries than a narrow index dtype can count
     many = In("c", "place:b=300", INDEX)
     yield Row("one_hot_many", hot, (many, In("a b=300")), lambda i, x: i[:, None] == np.arange(300), ("float32",), differentiable=False)
@@ -180,6 +122,14 @@ def indices() -> Iterator[Row]:
     last = lambda x: md.cumsum(x, "a", exclusive=True, reverse=True)
     yield Row("cumsum_last", last, (X,), lambda x: np.cumsum(x[::-1], 0)[::-1] - x, ("float32", "int32"))
     yield Row("cumsum_exclusive", lambda x: md.cumsum(x, "b", exclusive=True), (X,), lambda x: np.cumsum(x, 1) - x)
+    counted: Any = {"differentiable": False, "composed": True}
+    sides = lambda x, v, side: md.searchsorted(md.sort(x, "b"), v, "b", side)
+    for side in ("left", "right"):
+        searched = lambda x, v, s=side: np.stack([np.searchsorted(np.sort(row), v, s) for row in x], 1)
+        yield Row(f"searchsorted_{side}", lambda x, v, s=side: sides(x, v, s), (X, In("c")), searched, every, empty=False, **counted)
+    bins = lambda x: md.histogram(x, "c:4", -2, 3, over="b")
+    yield Row("histogram", bins, (X,), lambda x: np.stack([np.histogram(row, 4, (-2, 3))[0] for row in x]), empty=False, odd=False, **counted)
+    yield Row("bincount", lambda i: md.bincount(i, "b:4"), (In("t", "inside:b", INDEX),), lambda i: np.bincount(i, minlength=4), **counted)
     yield Row("sort", lambda x: md.sort(x, "a"), (X,), lambda x: np.sort(x, 0), every)
     yield Row("argsort", lambda x: md.argsort(x, "b"), (X,), lambda x: np.argsort(x, 1, kind="stable"), every, differentiable=False)
 
