@@ -114,6 +114,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",
+    "fft": "jax_functions.fft",
+    "linalg": "jax_functions.linalg",
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
@@ -141,9 +143,16 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
         value: Any = getattr(module, name)
     else:
-        raise AttributeError(f"meshdsl has no name {name!r}")
+        raise AttributeError(f"meshdsl has no name {name!r}{_way_out(name)}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)
     return value
+
+
+def _way_out(name: str) -> str:
+    if name.startswith("_"):
+        return ""
+    detours = importlib.import_module(f"{__name__}.errors.detours")
+    return f"\n  {detours.detour(name, __all__, _MODULES)}"
 
 
 def __dir__() -> list[str]:

@@ -50,6 +50,8 @@ from .errors.no_effect import NoEffectWarning as NoEffectWarning
 from .from_jax import Imported as Imported
 from .from_jax import from_jax as from_jax
 from .from_jax import named as named
+from .jax_functions import fft as fft
+from .jax_functions import linalg as linalg
 from .jax_functions.local import local as local
 from .jax_functions.map import map as map
 from .layouts import Layout as Layout

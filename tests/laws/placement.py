@@ -12,6 +12,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.control import BARRIER, KEEP
 from meshdsl.ops.masking import MASK
+from meshdsl.ops.random.whole import DRAW
 from meshdsl.trace import bind1
 
 from .operands import INTS, KEY, REAL, V, X
@@ -66,12 +67,14 @@ def randoms() -> Iterator[Row]:
     yield Row("permutation", lambda k, x: md.random.permutation(k, x, "a"), (KEY, X), lambda k, x: jax.random.permutation(wrap(k), x), **fixed)
     yield Row("randint", lambda k, x: md.random.randint(k, x.dims, -2, 7), (KEY, X), lambda k, x: jax.random.randint(wrap(k), x.shape, -2, 7, "int32"), **fixed)
     positive = In("a b", "positive")
-    yield Row("gamma", lambda k, a: md.random.gamma(k, a, dtype=a.dtype), (KEY, positive), lambda k, a: jax.random.gamma(wrap(k), a, dtype=a.dtype), ("float32",), exact=False, odd=False)
+    scaled = lambda key, a: a * jax.random.uniform(jax.random.wrap_key_data(key), a.shape, a.dtype)
+    yield Row("draw", lambda k, a: bind1(DRAW, k, a, f=scaled, shape=a.dims, dtype=a.dtype), (KEY, X), scaled, ("float32",), exact=False, odd=False)
     drawn = jax.random
     composed: Any = {"exact": False, "odd": False, "composed": True, **fixed}
     for name in ("exponential", "laplace", "rademacher"):
         f, g = getattr(md.random, name), getattr(drawn, name)
         yield Row(name, lambda k, x, f=f: f(k, x.dims), (KEY, X), lambda k, x, g=g: g(wrap(k), x.shape, None if g is drawn.rademacher else "float32"), **composed)
+    yield Row("gamma", lambda k, x: md.random.gamma(k, x), (KEY, positive), lambda k, x: drawn.gamma(wrap(k), x, dtype="float32"), **composed)
     yield Row("poisson", lambda k, x: md.random.poisson(k, x), (KEY, positive), lambda k, x: drawn.poisson(wrap(k), x), **composed)
     yield Row("t_student", lambda k, x: md.random.t(k, x), (KEY, positive), lambda k, x: drawn.t(wrap(k), x, dtype="float32"), **composed)
     yield Row("beta", lambda k, x: md.random.beta(k, x, 2.0), (KEY, positive), lambda k, x: drawn.beta(wrap(k), x, 2.0, dtype="float32"), **composed)

@@ -16,10 +16,14 @@ from tests.lowering.test_layout_law import close, drawn, legal
 from tests.ops.test_laws import rng, same
 
 ROWS = rows(composed=True)
+LOOPS = ("gamma", "beta", "dirichlet", "poisson", "t_student")  # programs that take a second to compile
+EVERY = pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * (row.name in LOOPS)) for row in ROWS], ids=str
+)
 STEP = 1e-6
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@EVERY
 def test_a_composed_function_equals_its_reference_and_its_gradient_the_differences(row: Row) -> None:
     for dtype in row.dtypes:
         graph = row.graph(dtype=dtype)
@@ -44,7 +48,7 @@ def test_a_composed_function_equals_its_reference_and_its_gradient_the_differenc
     assert ours == pytest.approx((loss(1) - loss(-1)) / (2 * STEP), rel=1e-6, abs=1e-7)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@EVERY
 def test_a_composed_function_gives_the_same_under_layouts(row: Row) -> None:
     case = drawn(row, Draw(row.name), rng(row), "" if row.exact else "float64")
     with np.errstate(all="ignore"):
