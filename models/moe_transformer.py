@@ -74,7 +74,7 @@ def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
             hidden,
             tokens="token",
             router=router,
-            dispatch=md.nn.moe.Exchange(config.dispatch, config.exchange),
+            dispatch=md.nn.moe.TokenExchange(config.dispatch, config.exchange),
             train=config.train,
             key=key,
             nonpadding=grouped(real, at, config.sequences),

@@ -61,7 +61,7 @@ def moe(x: Any, **dims: Any) -> Any:
 
 
 def sent(x: Any, nodes: Any) -> Any:
-    return moe(x, experts="expert:4", dispatch=md.nn.moe.Exchange("index", nodes=nodes))
+    return moe(x, experts="expert:4", dispatch=md.nn.moe.TokenExchange("index", nodes=nodes))
 
 
 def routed(function: Any, gates: Any, **dims: Any) -> Any:
@@ -294,7 +294,7 @@ ROWS += [
             lambda d, x, p=p: moe(x, **{p: d}), SEQ)
       for name in ("moe_layer", "moe.moe_layer")
       for p, text in (("experts", "expert:2"), ("hidden", "inner:6"), ("tokens", "length:4"), ("over", "model:8"))),
-    layer("moe.Exchange.__init__.nodes", NEW, "node:2", lambda d, x: sent(x, d), SEQ),
+    layer("moe.TokenExchange.__init__.nodes", NEW, "node:2", lambda d, x: sent(x, d), SEQ),
     ("nn.moe.by_node.node", NEW, "node:3", lambda d, g: _results(
         NN.moe.by_node(routed(NN.moe.assign, g), d).to_nodes), (md.spec("t:4 e:3"),)),
     *((f"nn.moe.{name}.{p}", NEW if p == "capacity" else ONE, text,

@@ -14,7 +14,7 @@ from .assignment import Assignment, assign, choices
 from .dispatch import dispatch_by, unweighted
 from .nodes import by_node
 from .options import check_known
-from .values import EXCHANGE_OPTIONS, Exchange, Router
+from .values import EXCHANGE_OPTIONS, Router, TokenExchange
 
 
 def moe_layer(
@@ -25,7 +25,7 @@ def moe_layer(
     tokens: DimLike = "length",
     over: DimLike = "model",
     router: str | Router = "top2",
-    dispatch: str | Exchange = "auto",
+    dispatch: str | TokenExchange = "auto",
     train: bool = True,
     key: md.Tensor | None = None,
     nonpadding: md.Tensor | None = None,
@@ -50,7 +50,7 @@ def moe_layer(
     routed separately. y is zero for dropped tokens; add y to x. Add the auxiliary loss, a scalar, to the model's loss.
 
     `router` says which experts a token chooses and how many tokens an expert takes, and `dispatch` how tokens reach
-    the experts: the values `md.nn.moe.Router` and `md.nn.moe.Exchange`, or their first argument, and then `options`
+    the experts: the values `md.nn.moe.Router` and `md.nn.moe.TokenExchange`, or their first argument, and then `options`
     are the others, as in `router="switch", capacity_factor=1.25, exchange="ragged"`.
 
     The gate's product and softmax are computed in at least float32; some presets take a sigmoid, and have a parameter
@@ -107,7 +107,9 @@ def moe_layer(
         return layer(x, assignment), loss
 
 
-def _values(router: str | Router, dispatch: str | Exchange, options: Mapping[str, Any]) -> tuple[Router, Exchange]:
+def _values(
+    router: str | Router, dispatch: str | TokenExchange, options: Mapping[str, Any]
+) -> tuple[Router, TokenExchange]:
     """The router and the exchange; `options` are those of the two that are named by text."""
     sending = {name: value for name, value in options.items() if name in EXCHANGE_OPTIONS}
     routing = {name: value for name, value in options.items() if name not in sending}
@@ -119,7 +121,7 @@ def _values(router: str | Router, dispatch: str | Exchange, options: Mapping[str
             )
     return (
         router if isinstance(router, Router) else Router(router, **routing),
-        dispatch if isinstance(dispatch, Exchange) else Exchange(dispatch, **sending),
+        dispatch if isinstance(dispatch, TokenExchange) else TokenExchange(dispatch, **sending),
     )
 
 
@@ -163,7 +165,7 @@ class _Layer:
     slot: md.Dim
     choices: int  # of each token
     matrices: Mapping[str, md.Tensor]
-    exchange: Exchange
+    exchange: TokenExchange
     node: md.Dim | None
     reach: int  # nodes of each token, at most
     activation: str

@@ -83,12 +83,12 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class TokenExchange:
     """How tokens reach the experts of a mixture-of-experts layer; the results of all ways are equal.
 
     >>> import meshdsl as md
-    >>> print(md.nn.moe.Exchange("index", exchange="ragged"))
-    Exchange(dispatch='index', exchange='ragged', nodes=None, weigh='output')
+    >>> print(md.nn.moe.TokenExchange("index", exchange="ragged"))
+    TokenExchange(dispatch='index', exchange='ragged', nodes=None, weigh='output')
 
     `dispatch` is "index", "einsum" or "auto" (see `md.nn.moe.dispatch_by`), or "grouped": no slots, but each token
     times the matrices of its experts (`md.grouped_dot`), so that the experts compute no empty slots. This is for
@@ -124,4 +124,4 @@ class Exchange:
             raise md.ShapeError("nodes= sends slots, and dispatch='grouped' has none; leave out one of them")
 
 
-EXCHANGE_OPTIONS = tuple(each.name for each in fields(Exchange))[1:]
+EXCHANGE_OPTIONS = tuple(each.name for each in fields(TokenExchange))[1:]
