@@ -50,8 +50,8 @@ def moe_layer(
     routed separately. y is zero for dropped tokens; add y to x. Add the auxiliary loss, a scalar, to the model's loss.
 
     `router` says which experts a token chooses and how many tokens an expert takes, and `dispatch` how tokens reach
-    the experts: the values `md.nn.moe.Router` and `md.nn.moe.TokenExchange`, or their first argument, and then `options`
-    are the others, as in `router="switch", capacity_factor=1.25, exchange="ragged"`.
+    the experts: the values `md.nn.moe.Router` and `md.nn.moe.TokenExchange`, or their first argument; then `options`
+    are their others, as in `router="switch", capacity_factor=1.25, exchange="ragged"`.
 
     The gate's product and softmax are computed in at least float32; some presets take a sigmoid, and have a parameter
     `gate_bias` that has no gradient. The router's jitter and random choices need `train` and a `key`; `train` also
