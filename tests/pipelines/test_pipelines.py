@@ -277,7 +277,7 @@ def test_exchanges_in_ticks_of_one_pass_hide_behind_another_part():
 
     def step(dim: str) -> md.Compiled:
         overlap = md.Overlap("ticks", dim=dim)
-        return md.compile(model.train_step(), plan=md.Plan(**where, machine="h100:compiled,flash", overlap=overlap))
+        return md.compile(model.train_step(), plan=md.Plan(**where, machine="h100:flash", overlap=overlap))
 
     found = step("batch")
     found.program(*model.specs())
