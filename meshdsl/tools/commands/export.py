@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import meshdsl as md
@@ -33,6 +34,12 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("a Hugging Face directory needs both: OUT as hf:DIR, and --model NAME")
     if hub is None and options.dtype is not None:
         raise UsageError("--dtype is for OUT as hf:DIR; other formats keep the dtypes of the run")
+    suffix = Path(options.out).suffix
+    if hub is None and suffix not in ("", ".safetensors"):
+        raise UsageError(
+            f"OUT is written as a file NAME.safetensors, a new directory for orbax, or hf:DIR; {options.out!r} ends in "
+            f"{suffix}"
+        )
     checkpoints, step = checkpoints_of(options.run_directory, options.step)
     if hub is not None:
         workload = settings_of_run(options.model, checkpoints, step, []).workload
