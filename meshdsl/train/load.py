@@ -45,6 +45,8 @@ def load(text: str) -> md.Workload:
     _check_file(path)
     module = _run(path)
     found = _workloads(module)
+    if not colon and len(found) == 1:
+        return next(iter(found.values()))
     if not colon:
         raise UsageError(
             f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}; "
@@ -59,6 +61,17 @@ def load(text: str) -> md.Workload:
             f"there are: {', '.join(found) or 'none'}"
         )
     return found[name]
+
+
+def module_of(text: str) -> types.ModuleType:
+    """A module by its name, or a file `name.py`, which is run; raises `UsageError` if there is none."""
+    if text.endswith(".py"):
+        _check_file(Path(text))
+        return _run(Path(text))
+    try:
+        return importlib.import_module(text)
+    except ImportError as error:
+        raise UsageError(f"there is no module {text!r}: {error}; a file is written {text}.py:NAME") from None
 
 
 def _bundled(text: str) -> md.Workload:

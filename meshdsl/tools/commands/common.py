@@ -94,6 +94,7 @@ count = typed(Annotated[int, Bounds(0, LARGEST)])
 positive = typed(Annotated[int, Bounds(1, LARGEST)])
 integer = typed(Annotated[int, Bounds(-(10**40), 10**40)])
 factor = typed(Annotated[float, Bounds(1, above=True)])
+share = typed(Annotated[float, Bounds(0, 1)])
 cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 
