@@ -77,36 +77,36 @@ def wanted_shardings(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence
     They pass on to operands of elementwise operations that have no other reader. `results` are the paths of the
     graph's results.
     """
-    found: dict[Var, Sharding] = {}
-    for eqn in graph.eqns:
-        for sub in eqn.graphs().values():
-            found.update(wanted_shardings(sub, mesh, layout))
     reads = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
-    for v, path in zip(graph.outs, results, strict=False):
-        rules = layout.for_path(path)
-        axes = [axis for d in v.dims for axis in rules.get(d.name, ())]
-        if reads[v] == 1 and rules != layout.rules and len(axes) == len(set(axes)):
-            found[v] = Sharding.of({d.name: rules.get(d.name, ()) for d in v.dims})
+    found = {v: target for v, target in _of_results(graph, layout, results) if reads[v] == 1}
     for eqn in reversed(graph.eqns):
-        if eqn.op is SHARD:
-            target = annotated(eqn, mesh)
-        elif eqn.outs[0] in found and _is_elementwise(eqn):
-            target = found[eqn.outs[0]]
-        else:
-            continue
-        for v in eqn.ins:
-            if reads[v] == 1:
-                found[v] = Sharding.of({d.name: target.axes(d.name) for d in v.dims})
+        target = annotated(eqn, mesh) if eqn.op is SHARD else _of_elementwise(eqn, found)
+        if target is not None:
+            single = [v for v in eqn.ins if reads[v] == 1]
+            found |= {v: Sharding.of({d.name: target.axes(d.name) for d in v.dims}) for v in single}
+    for sub in (sub for eqn in graph.eqns for sub in eqn.graphs().values()):
+        found |= wanted_shardings(sub, mesh, layout)
     return found
 
 
-def _is_elementwise(eqn: Eqn) -> bool:
-    """True if the dims of the operands are dims of the one result, and each is sharded alike."""
-    if eqn.control is not None or len(eqn.outs) > 1:
-        return False
+def _of_results(graph: Graph, layout: Layout, results: Sequence[str]) -> Iterator[tuple[Var, Sharding]]:
+    """The results for which an override asks for other axes than the layout's rules."""
+    for v, path in zip(graph.outs, results, strict=False):
+        rules = layout.for_path(path)
+        axes = [axis for d in v.dims for axis in rules.get(d.name, ())]
+        if rules != layout.rules and len(axes) == len(set(axes)):
+            yield v, Sharding.of({d.name: rules.get(d.name, ()) for d in v.dims})
+
+
+def _of_elementwise(eqn: Eqn, found: Mapping[Var, Sharding]) -> Sharding | None:
+    """What is found for the one result of an equation whose operands' dims are dims of it and sharded alike."""
+    target = found.get(eqn.outs[0]) if len(eqn.outs) == 1 and eqn.control is None else None
+    if target is None:
+        return None
     labels = labels_of(eqn)
     (out,) = labels.outs
-    return None not in out.values() and all(names.items() <= out.items() for names in labels.ins)
+    alike = None not in out.values() and all(names.items() <= out.items() for names in labels.ins)
+    return target if alike else None
 
 
 def annotated(eqn: Eqn, mesh: Mesh) -> Sharding:

@@ -19,7 +19,7 @@ from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ...ops.dtypes import CAST
 from ...ops.index_map import IndexMap
 from ...ops.reductions import BROADCAST
-from ...ops.reshape import RENAME
+from ...ops.reshape import RENAME, RESHAPE
 from ...trace import FULL, number
 from ..blocks import ON_FIRST
 from ..labels import apply, labels_of, vanishing
@@ -33,6 +33,7 @@ from .expansions import EXPANSIONS, Expansion
 from .index_map import exchange_price, lower_index_map
 from .pending_sums import ADDITIONS
 from .prices import later_price, results_price
+from .reshapes import lower_by_parts
 from .scope import Scope
 
 
@@ -148,6 +149,10 @@ class _Choice(NamedTuple):
 def _operate(scope: Scope, eqn: Eqn) -> None:
     """Choose how the operands are sharded, take them so, define the results, and add the operation's equations."""
     choice = _choose(scope, eqn)
+    if eqn.op is RESHAPE and not choice.pending:
+        price = _price(scope, eqn, choice.labels, (), None, choice.assigned)
+        if lower_by_parts(scope, eqn, price, apply(choice.labels.outs[0], choice.assigned)):
+            return
     eqn = choice.eqn
     ins = [_operand(scope, choice, *operand) for operand in choice.operands()]
     outs, start = _results(scope, choice), len(scope.eqns)
