@@ -49,8 +49,8 @@ def heading(report: Report) -> str:
 
 
 _EAGER = (
-    "the times are those of PyTorch, which launches one operation at a time; XLA runs the programs of this library, and "
-    "the machine without the mode eager has its times"
+    "the times are those of PyTorch, which launches one operation at a time; XLA runs the programs of this library, "
+    "and the machine without the mode eager has its times"
 )
 
 
