@@ -21,6 +21,7 @@ sys.dont_write_bytecode = False
 # takes a fifth of the CPU time of its defaults, which `make fuzz` uses.
 QUICK_COMPILES = {
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # except in tests with the fixture `optimized`
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # a sixth of the time of lowering and compiling is for Python frames
     "XLA_FLAGS": (
         "--xla_backend_optimization_level=1 "
         "--xla_cpu_parallel_codegen_split_count=1"  # one LLVM module for each program

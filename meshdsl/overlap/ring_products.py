@@ -145,7 +145,7 @@ def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
     held = Var(
         replaced(x.dims, ring.dim, block), x.dtype, x.name, ring.value.sharding.with_split(block.name, ring.axes)
     )
-    blocks = [add(RELABEL, x, held, shape=held.dims, label=(ring.dim.name, block.name))]
+    blocks = [add(RELABEL, x, held, shape=held.dims)]
     send = Exchange(block.name, ring.axes, tuple(((i + 1) % n, i) for i in range(n)))
     for _ in range(n - 1):
         cause = Cause(Because.TURNS, parts=(gather.cause,))
