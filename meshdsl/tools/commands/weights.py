@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,9 @@ def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
 def base_of_run(run: str) -> Path | None:
     """The folder of a run with the config.json and the tokenizer that `meshdsl import` copied; None without them."""
     folder = Path(run) / BASE
-    return folder if (folder / "config.json").is_file() else None
+    with contextlib.suppress(OSError):  # a name that is too long
+        return folder if (folder / "config.json").is_file() else None
+    return None
 
 
 def params_of_run(checkpoints: Any, step: int, workload: Any, **where: Any) -> dict[str, Any]:
