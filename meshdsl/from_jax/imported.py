@@ -20,7 +20,7 @@ from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
 from .proposals import data_dim, dims_to_shard, names_to_paste
-from .steps import Value, prune, read
+from .steps import OWN_RULES, OpenedJaxpr, Value, prune, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
 from .workload import workload_of
@@ -64,6 +64,15 @@ class _Form:
     structure: Any
     values: Sequence[Value]
     rebuilt: Callable[[Sequence[Any]], Any]
+
+
+def _has_gradient(block: OpenedJaxpr) -> bool:
+    """True if `jax.grad` made some of the steps; the rules of `jax.custom_vjp` do not count."""
+    return any(
+        (step.eqn is not None and "transpose(" in str(step.eqn.source_info.name_stack))
+        or (step.primitive not in OWN_RULES and any(map(_has_gradient, step.bodies)))
+        for step in block.steps
+    )
 
 
 class Imported:
@@ -122,6 +131,11 @@ class Imported:
         with numbered():
             md.eval_shape(lambda *xs: replay.run(self._block, xs), *map(spec_of, self._block.ins))
         self._names.notes += replay.notes
+        if _has_gradient(self._block):
+            self._names.notes.append(
+                "it has a gradient that JAX made, which sends more than ours where an embedding is read and where a "
+                "sequence or an image is split\n    import the loss, and let md.value_and_grad make the gradient"
+            )
         if replay.refusals:
             listed = "\n".join(dict.fromkeys(replay.refusals))
             raise md.TraceError(f"md.from_jax cannot import {self._arguments.called}:\n{listed}")

@@ -143,3 +143,11 @@ def test_names_to_paste_name_the_dims_of_large_weights(twin):
     assert {"batch", "length", "vocab", "model", "hidden", "heads", "head"} <= m.dims.keys()
     assert m.names_to_paste() == {} and {"batch", "vocab"} <= set(m.dims_to_shard())
     assert m.fsdp("rows") == "batch:rows; params:rows"
+
+
+def test_a_gradient_that_jax_made_is_said():
+    def f(x):
+        return jnp.sum(jax.nn.relu(x) ** 2)
+
+    assert "gradient that JAX made" in str(md.from_jax(jax.grad(f), X))
+    assert "gradient" not in str(md.from_jax(f, X)) + str(md.from_jax(lambda x: jnp.sum(jax.nn.gelu(x)), X))
