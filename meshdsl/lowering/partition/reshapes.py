@@ -45,7 +45,7 @@ class _Parts(NamedTuple):
         return Sharding.of(split, sharding.partial, sharding.kind)
 
     def _spread(self, dim: Dim, parts: Shape, axes: Axes) -> dict[str, Axes]:
-        count, extents = self.scope.setting.mesh.count, self.scope.setting.extents
+        count = self.scope.setting.mesh.count
         if parts == (dim,):
             return {dim.name: axes}
         left, split = axes, dict[str, Axes]()
@@ -55,7 +55,12 @@ class _Parts(NamedTuple):
             if count(own) != part.size:
                 break
         used = tuple(axis for own in split.values() for axis in own)
-        return {} if extents.is_padded(dim, count(used)) else split
+        return split if self._divides(dim, used) else {}
+
+    def _divides(self, dim: Dim, axes: Axes) -> bool:
+        """True if a dim that is split over these axes holds no padding."""
+        extents, n = self.scope.setting.extents, self.scope.setting.mesh.count(axes)
+        return extents.padded(dim) % n == 0 and not extents.is_padded(dim, n)
 
     def _filling(self, part: Dim, axes: Axes) -> Axes:
         """The first axes that divide a part; if they are neither all axes nor all of the part, some that are."""
@@ -75,9 +80,7 @@ class _Parts(NamedTuple):
                 axes += sharding.axes(part.name)
                 if self.scope.setting.mesh.count(sharding.axes(part.name)) != part.size:
                     break
-            divides = parts == (dim,) or not self.scope.setting.extents.is_padded(
-                dim, self.scope.setting.mesh.count(axes)
-            )
+            divides = parts == (dim,) or self._divides(dim, axes)
             split[dim.name] = axes if divides else ()
         return Sharding.of(split, sharding.partial, sharding.kind)
 
