@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...dims import Dim, Shape, names, size_of
@@ -50,8 +50,9 @@ class _Parts(NamedTuple):
             return {dim.name: axes}
         left, split = axes, dict[str, Axes]()
         for part in parts:
-            own = split[part.name] = self._filling(part, left)
-            left = tuple(axis for axis in left if axis not in own)
+            fitting = (left[:n] for n in range(len(left), -1, -1) if part.size % count(left[:n]) == 0)
+            own = split[part.name] = next(fitting)
+            left = left[len(own) :]
             if count(own) != part.size:
                 break
         used = tuple(axis for own in split.values() for axis in own)
@@ -61,15 +62,6 @@ class _Parts(NamedTuple):
         """True if a dim that is split over these axes holds no padding."""
         extents, n = self.scope.setting.extents, self.scope.setting.mesh.count(axes)
         return extents.padded(dim) % n == 0 and not extents.is_padded(dim, n)
-
-    def _filling(self, part: Dim, axes: Axes) -> Axes:
-        """The first axes that divide a part; if they are neither all axes nor all of the part, some that are."""
-        count = self.scope.setting.mesh.count
-        first = next(axes[:n] for n in range(len(axes), -1, -1) if part.size % count(axes[:n]) == 0)
-        if first == axes or count(first) == part.size:
-            return first
-        orders = (some for n in range(1, len(axes) + 1) for some in permutations(axes, n))
-        return next((some for some in orders if count(some) == part.size), first)
 
     def collected(self, owners: Owners, sharding: Sharding) -> Sharding:
         """The split of dims whose parts are split so; without the axes of parts behind one that is not completely."""

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...backend import Local
-from ...dims import Dim, Shape
+from ...dims import Shape
 from ...ir import Eqn, Fuses, Op, Reduce, Type, Var, dce
 from ...lowering.program import Program
-from ...ops.elementwise import EQUAL, NOT_EQUAL, WHERE
+from ...ops.elementwise import EQUAL, WHERE
 from ...ops.indexing import IOTA
 
 
@@ -55,34 +55,31 @@ def one_reduction(program: Program) -> Program:
 
 def _in_one(least: Eqn, makers: Mapping[Var, Eqn]) -> Eqn | None:
     """The least of the indices of equal elements as one reduction, if it is one along a dim that a device has whole."""
-    over, chosen = least.params["over"], makers.get(least.ins[0])
-    if len(over) > 1 or chosen is None or chosen.op is not WHERE:
+    chosen = _made(least.ins[0], makers)
+    if chosen is None or chosen.op is not WHERE:
         return None
-    (dim,), (mask, index, _) = over, chosen.ins
-    numbered = makers.get(index)
-    found = _compared(makers.get(mask), makers) if _numbers(numbered, dim) else None
-    if found is None or found.ins[0].sharding.axes(dim):
+    same, numbers = _comparison(chosen.ins[0], makers), _made(chosen.ins[1], makers)
+    extreme = _made(same.ins[1], makers) if same is not None else None
+    if same is None or extreme is None or extreme.ins != same.ins[:1] or numbers is None or numbers.op is not IOTA:
         return None
-    extreme = makers.get(found.ins[1])
-    if extreme is None or not isinstance(extreme.op, Op) or extreme.ins != (found.ins[0],):
+    over, (x,), kind = (numbers.params["dim"],), extreme.ins, extreme.operation.reduce
+    alike = least.params["over"] == over == extreme.params.get("over") and kind in (Reduce.MAX, Reduce.MIN)
+    if not alike or x.sharding.axes(over[0]):
         return None
-    if extreme.op.reduce not in (Reduce.MAX, Reduce.MIN) or extreme.params["over"] != over:
-        return None
-    params = {"over": over, "largest": extreme.op.reduce is Reduce.MAX}
-    return Eqn(INDEX_OF_EXTREME, (found.ins[0],), least.outs, params, least.where, least.backward)
+    params = {"over": over, "largest": kind is Reduce.MAX}
+    return Eqn(INDEX_OF_EXTREME, (x,), least.outs, params, least.where, least.backward)
 
 
-def _numbers(eqn: Eqn | None, dim: Dim) -> bool:
-    return eqn is not None and eqn.op is IOTA and eqn.params["dim"] == dim
+def _comparison(mask: Var, makers: Mapping[Var, Eqn]) -> Eqn | None:
+    """The comparison of elements with their extreme, alone or beside one that finds NaNs."""
+    eqn = _made(mask, makers)
+    if eqn is not None and eqn.op is not EQUAL and len(eqn.ins) == 2:
+        eqn, nan = (_made(v, makers) for v in eqn.ins)
+        eqn = eqn if eqn is not None and nan is not None and nan.ins == eqn.ins[:1] * 2 else None
+    return eqn if eqn is not None and eqn.op is EQUAL else None
 
 
-def _compared(mask: Eqn | None, makers: Mapping[Var, Eqn]) -> Eqn | None:
-    """The comparison of elements with their extreme, alone or beside one of NaNs."""
-    if mask is None or mask.op is EQUAL:
-        return mask
-    sides = [makers[v] for v in mask.ins if v in makers]
-    match [side.op for side in sides]:
-        case [one, other] if one is EQUAL and other is NOT_EQUAL and sides[1].ins == (sides[0].ins[0],) * 2:
-            return sides[0]
-        case _:
-            return None
+def _made(v: Var, makers: Mapping[Var, Eqn]) -> Eqn | None:
+    """The equation of an operation that computes v."""
+    eqn = makers.get(v)
+    return eqn if eqn is not None and isinstance(eqn.op, Op) else None
