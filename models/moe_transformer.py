@@ -60,6 +60,12 @@ LAYOUTS = {
 def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
     """The feed-forward layer with experts. Groups are whole sequences, so dropped tokens do not depend on the mesh."""
     experts, hidden = md.Dim("expert", config.experts), md.Dim("expert_hidden", config.expert_hidden)
+    router = md.nn.moe.Router(
+        config.router,
+        capacity_factor=config.capacity_factor,
+        eval_capacity_factor=config.eval_capacity_factor,
+        aux_weight=config.aux_weight,
+    )
 
     def feed(x: md.Tensor, at: str, real: md.Tensor, key: md.Tensor | None) -> tuple[md.Tensor, md.Tensor]:
         y, aux = md.nn.moe_layer(
@@ -67,15 +73,11 @@ def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
             experts,
             hidden,
             tokens="token",
-            router=config.router,
-            capacity_factor=config.capacity_factor,
-            eval_capacity_factor=config.eval_capacity_factor,
+            router=router,
+            dispatch=md.nn.moe.TokenExchange(config.dispatch, config.exchange),
             train=config.train,
             key=key,
             nonpadding=grouped(real, at, config.sequences),
-            aux_weight=config.aux_weight,
-            dispatch=config.dispatch,
-            exchange=config.exchange,
             precision=precision,
         )
         return ungrouped(y, x), aux

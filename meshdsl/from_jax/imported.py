@@ -18,7 +18,7 @@ from .axes import dims
 from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
-from .steps import Value, read
+from .steps import Value, prune, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
 from .workload import workload_of
@@ -89,6 +89,8 @@ class Imported:
         self._out_structure, self._block = tree.tree_structure(shape), read(jaxpr)
         for i, (value, label) in enumerate(zip(self._block.ins, own.labels, strict=True)):
             value.label, value.places = label, (i,)
+        stack_layers(self._block)  # before and after, because the last layer has fewer results that are read
+        prune(self._block)
         stack_layers(self._block)
         self._others: dict[Any, Imported] = {}
         self._names = Names()

@@ -1,91 +1,70 @@
 """Equal layers that the function writes out one after the other, as one loop over stacked parameters.
 
-A Python loop over layers leaves its steps once for each layer. Inputs whose paths differ in one number, such as
-`params/layers/0/w`, are the parameters of layers. If the steps between their uses are equal, layer by layer, they
-become a scan with a dim `layer`, so that a program does not grow with the number of layers, and a pipeline can split
-them.
+A Python loop over layers leaves its steps once for each layer. If the steps are equal, layer by layer, and each layer
+continues what the one before computed, they become a scan with a dim `layer`, so that a program does not grow with the
+number of layers, and a pipeline can split them. What differs between layers is stacked: inputs whose paths differ in
+numbers, such as `params/layers/0/w`, random keys, and numbers.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from .steps import BodyStep, OpenedJaxpr, Value
 
 FEWEST = 3  # layers that are worth a loop
-
-
-@dataclass(eq=False)
-class Layers:
-    """The parameters of equal layers: `rows[suffix][i]` is that of layer i."""
-
-    count: int
-    rows: list[list[Value]] = field(default_factory=list[list[Value]])
+SHALLOW = 6  # steps that layers may have in common without being compared at length
 
 
 def stack_layers(block: OpenedJaxpr) -> None:
     """Make one loop of each chain of equal layers; the inputs of its parameters become one stacked input each."""
-    for layers in _candidates(block):
-        window = _window(block, layers)
-        if window is not None and (chain := _Chain(block, layers, *window)).holds():
-            chain.replace()
+    _slice_early(block)
+    while (chain := _longest_chain(block)) is not None:
+        chain.replace()
 
 
-def _candidates(block: OpenedJaxpr) -> Iterator[Layers]:
-    """Inputs whose paths differ in one number, all numbers from 0, and which are alike."""
-    found: dict[tuple[str, ...], dict[str, dict[int, Value]]] = {}
-    for value in block.ins:
-        words = value.label.split("/")
-        for i, word in enumerate(words):
-            if match := re.fullmatch(r"(.*?)(\d+)", word):
-                before, after = (*words[:i], match[1]), "/".join(words[i + 1 :])
-                found.setdefault(before, {}).setdefault(after, {})[int(match[2])] = value
-    for suffixes in found.values():
-        counts = {tuple(sorted(each)) for each in suffixes.values()}
-        n = len(next(iter(counts)))
-        rows = [[each[i] for i in range(n)] for each in suffixes.values()] if counts == {tuple(range(n))} else []
-        alike = all(
-            v.shape == row[0].shape and v.dtype == row[0].dtype and not v.is_stacked for row in rows for v in row
-        )
-        if n >= FEWEST and rows and alike:
-            yield Layers(n, rows)
+def _slice_early(block: OpenedJaxpr) -> None:
+    """Put slices directly after what they cut, so that those of stacked parameters precede all layers."""
+    cuts: dict[BodyStep | None, list[BodyStep]] = {}
+    for step in block.steps:
+        if step.primitive == "slice":
+            cuts.setdefault(step.ins[0].maker, []).append(step)
+
+    def run(step: BodyStep) -> Iterator[BodyStep]:
+        yield step
+        for cut in cuts.get(step, []):
+            yield from run(cut)
+
+    others = [step for step in block.steps if step.primitive != "slice"]
+    block.steps = [each for step in [*cuts.get(None, []), *others] for each in run(step)]
 
 
-def _window(block: OpenedJaxpr, layers: Layers) -> tuple[int, int] | None:
-    """The first step of the first layer, and the number of steps of each; None if layers are not equal."""
-    first, last = _uses(block, layers)
-    starts = [first.get(i, -1) for i in range(layers.count)]
-    period = starts[1] - starts[0]
-    if -1 in starts or period < 1 or any(b - a != period for a, b in itertools.pairwise(starts)):
-        return None
-    kinds = [_kind(step) for step in block.steps]
-    start = starts[0]
-    while start > 0 and len(set(kinds[start - 1 : start - 1 + layers.count * period : period])) == 1:
-        start -= 1
-    end = start + layers.count * period
-    if end > len(kinds) or max(last[i] - i * period for i in last) >= start + period:
-        return None
-    equal = kinds[start : end - period] == kinds[start + period : end]
-    return (start, period) if equal else None
+def _longest_chain(block: OpenedJaxpr) -> _Chain | None:
+    """Of the layers that cover most steps, the cut at which the fewest values pass from layer to layer."""
+    numbers: dict[Any, int] = {}
+    kinds = np.array([numbers.setdefault(_kind(step), len(numbers)) for step in block.steps])
+    made = {v: (at, k) for at, step in enumerate(block.steps) for k, v in enumerate(step.outs)}
+    for start, period, count, starts in sorted(_repeats(kinds), key=lambda each: (-each[1] * each[2], each[1])):
+        chains = [_Chain(block, made, start + i, period, count) for i in range(starts)]
+        if found := [chain for chain in chains if chain.holds()]:
+            return min(found, key=lambda chain: len(chain.carried))
+    return None
 
 
-def _uses(block: OpenedJaxpr, layers: Layers) -> tuple[dict[int, int], dict[int, int]]:
-    """The first and the last step that reads parameters of each layer."""
-    own = {v: i for row in layers.rows for i, v in enumerate(row)}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for at, step in enumerate(block.steps):
-        for v in step.ins:
-            if v in own:
-                first.setdefault(own[v], at)
-                last[own[v]] = at
-    return first, last
+def _repeats(kinds: Any) -> Iterator[tuple[int, int, int, int]]:
+    """(start, period, count, number of steps at which it may start) of what repeats."""
+    for period in range(1, len(kinds) // FEWEST + 1):
+        equal = np.concatenate([[False], kinds[:-period] == kinds[period:], [False]])
+        ends = np.flatnonzero(equal[1:] != equal[:-1])
+        for start, end in zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True):
+            count = (end - start) // period + 1
+            if count >= FEWEST:
+                yield start, period, count, (end - start) % period + 1
 
 
 def _kind(step: BodyStep) -> Any:
@@ -115,67 +94,81 @@ def _kind_of_block(block: OpenedJaxpr) -> Any:
 class _Chain:
     """Equal layers, and where each operand of a step comes from.
 
-    ("inner", step, result) of the same layer, ("carried", step, result) of the layer before, ("row", k) of the
-    parameters, ("fixed", value) of outside, or ("constant", ...).
+    ("inner", step, result) of the same layer, ("carried", step, result) of the layer before, ("row", values) that
+    differ by layer, or ("fixed", value) of outside.
     """
 
-    def __init__(self, block: OpenedJaxpr, layers: Layers, start: int, period: int) -> None:
-        self.block, self.layers, self.start, self.period = block, layers, start, period
-        self.end = start + layers.count * period
-        self.row_of = {v: (k, i) for k, row in enumerate(layers.rows) for i, v in enumerate(row)}
-        self.place = {
-            v: (*divmod(at, period), k)
-            for at, step in enumerate(block.steps[start : self.end])
-            for k, v in enumerate(step.outs)
-        }
+    def __init__(
+        self, block: OpenedJaxpr, made: dict[Value, tuple[int, int]], start: int, period: int, count: int
+    ) -> None:
+        self.block, self.made, self.start, self.period, self.count = block, made, start, period, count
+        self.end = start + count * period
         self.carried: dict[tuple[int, int], Value] = {}  # (step, result): what the first layer reads instead
-        self.fixed: dict[Value, None] = {}
+        self.fixed: dict[Any, Value] = {}
+        self.rows: dict[tuple[Any, ...], Sequence[Value]] = {}
         self.sources: list[list[Any]] = []  # of each operand of each step of a layer
 
-    def source(self, v: Value, layer: int) -> Any:
-        """Where layer i finds a value; None if it may not read it."""
-        if v in self.place:
-            i, step, result = self.place[v]
-            return {layer: ("inner", step, result), layer - 1: ("carried", step, result)}.get(i)
-        if v in self.row_of:
-            k, i = self.row_of[v]
-            return ("row", k) if layer == i else None
-        if v.const is not None:
-            return None if v.is_key else ("constant", str(v.dtype), v.shape, np.asarray(v.const).tobytes())
-        return ("fixed", v)
+    def place(self, v: Value) -> tuple[int, int, int] | None:
+        """The layer, step and result that make a value; None outside the layers."""
+        at, result = self.made.get(v, (-1, 0))
+        return (*divmod(at - self.start, self.period), result) if self.start <= at < self.end else None
 
     def holds(self) -> bool:
         """True if all layers hang together alike, and nothing else reads what is inside them."""
         for j in range(self.period):
             same = self.block.steps[self.start + j : self.end : self.period]
-            operands = [self.operand(ins) for ins in zip(*(step.ins for step in same), strict=True)]
+            operands = [self.operand(ins, same[0]) for ins in zip(*(step.ins for step in same), strict=True)]
             if None in operands:
                 return False
             self.sources.append(operands)
-        steps, place = self.block.steps, self.place
-        outside = [*steps[: self.start], *steps[self.end :]]
-        read = {v for step in outside for v in step.ins} | set(self.block.outs)
-        last = {steps[self.end - self.period + j].outs[k] for j, k in self.carried}
-        return not any((v in place and v not in last) or v in self.row_of for v in read)
+        inputs = self.inputs()
+        steps = [*self.block.steps[: self.start], *self.block.steps[self.end :]]
+        read = {v for step in steps for v in step.ins} | set(self.block.outs)
+        last = {self.block.steps[self.end - self.period + j].outs[k] for j, k in self.carried}
+        stacked = {v for row in inputs for v in row}
+        inside = any(v in stacked or (v not in last and self.place(v)) for v in read)
+        stored = any(row[0].size > 1 and not row[0].is_key for row in self.rows.values())
+        return bool(self.carried) and stored and not inside
 
-    def operand(self, values: Sequence[Value]) -> Any:
+    def inputs(self) -> list[Sequence[Value]]:
+        """The rows of parameters."""
+        return [row for row in self.rows.values() if row[0].places]
+
+    def operand(self, values: Sequence[Value], step: BodyStep) -> Any:
         """The source of one operand, of which there is a value for each layer; None if layers differ."""
-        at_first, *later = (self.source(v, i) for i, v in enumerate(values))
-        kind = later[0]
-        if kind is None or at_first is None or any(each != kind for each in later):
+        places = [self.place(v) for v in values]
+        if places[1] is None:
+            return self.outside(values, step) if not any(places) else None
+        steps_back = 1 - places[1][0]
+        if any(place != (i - steps_back, *places[1][1:]) for i, place in enumerate(places) if i or not steps_back):
             return None
-        if kind[0] == "carried":
-            start = self.carried.setdefault(kind[1:], values[0])
-            return kind if at_first[0] in ("fixed", "constant") and self.source(start, 0) == at_first else None
-        if kind[0] == "fixed":
-            self.fixed[values[0]] = None
-        return kind if kind == at_first else None
+        if steps_back == 0:
+            return "inner", *places[1][1:]
+        key, start = places[1][1:], values[0]
+        same = _identity(self.carried.setdefault(key, start)) == _identity(start)
+        return ("carried", *key) if steps_back == 1 and places[0] is None and same else None
+
+    def outside(self, values: Sequence[Value], step: BodyStep) -> Any:
+        """The source of an operand that no layer makes."""
+        keys = tuple(map(_identity, values))
+        if len(set(keys)) == 1 or len({_identity(v, SHALLOW) for v in values}) == 1:
+            self.fixed[keys[0]] = values[0]
+            return "fixed", keys[0]
+        first = values[0]
+        paths = {re.sub(r"_?\d+", "", v.label) for v in values}
+        of_layers = len(paths) == 1 and all(len(v.places) == 1 for v in values)
+        numbers = first.is_key or (first.size == 1 and (first.is_floating or step.primitive.startswith("random_")))
+        made = len({v.const is None for v in values}) == 1 and not any(v.places for v in values)
+        if len(set(keys)) < len(keys) or not (of_layers or (made and (numbers or _cut_from(values)))):
+            return None
+        self.rows[keys] = values
+        return "row", keys
 
     def replace(self) -> None:
         """Put a scan in the place of the layers, and stacked inputs in the place of their parameters."""
-        block, rows = self.block, self.layers.rows
-        stacks = [_stacked(row) for row in rows]
-        loop, body = self.loop(stacks)
+        block = self.block
+        stacks = {keys: _stacked(row) for keys, row in self.rows.items()}
+        loop, body = self.loop(list(stacks.values()))
         last = block.steps[self.end - self.period : self.end]
         new = {last[j].outs[k]: out for (j, k), out in zip(self.carried, loop.outs, strict=True)}
         after = block.steps[self.end :]
@@ -183,27 +176,49 @@ class _Chain:
             step.ins = [new.get(v, v) for v in step.ins]
         loop.bodies = [body]
         block.outs = [new.get(v, v) for v in block.outs]
-        block.steps = [*block.steps[: self.start], loop, *after]
-        first = {row[0]: stack for row, stack in zip(rows, stacks, strict=True)}
-        gone = {v for row in rows for v in row[1:]}
+        made = [stack.maker for stack in stacks.values() if stack.maker is not None]
+        block.steps = [*block.steps[: self.start], *made, loop, *after]
+        first = {row[0]: stacks[keys] for keys, row in self.rows.items() if row[0].places}
+        gone = {v for row in self.inputs() for v in row[1:]}
         block.ins = [first.get(v, v) for v in block.ins if v not in gone]
 
     def loop(self, stacks: Sequence[Value]) -> tuple[BodyStep, OpenedJaxpr]:
         """The scan over the layers, and its body: the steps of the first layer, with inputs of their own."""
         inside = self.block.steps[self.start : self.start + self.period]
-        fixed = {("fixed", v): _copy(v) for v in self.fixed}
+        fixed = {("fixed", key): _copy(v) for key, v in self.fixed.items() if v.const is None}
         carried = {("carried", *key): _copy(v) for key, v in self.carried.items()}
-        rows = {("row", k): _copy(row[0]) for k, row in enumerate(self.layers.rows)}
+        rows = {("row", keys): _copy(row[0]) for keys, row in self.rows.items()}
         new: dict[Any, Value] = {**fixed, **carried, **rows}
         for step, sources in zip(inside, self.sources, strict=True):
             step.ins = [new.get(s, v) for v, s in zip(step.ins, sources, strict=True)]
         results = [inside[j].outs[k] for j, k in self.carried]
-        params = {"num_consts": len(fixed), "num_carry": len(carried), "length": self.layers.count, "reverse": False}
-        ins = [*self.fixed, *self.carried.values(), *stacks]
+        params = {"num_consts": len(fixed), "num_carry": len(carried), "length": self.count, "reverse": False}
+        ins = [*(v for v in self.fixed.values() if v.const is None), *self.carried.values(), *stacks]
         loop = BodyStep("scan", ins, list(map(_copy, results)), params, inside[0].where)
         for out in loop.outs:
             out.maker = loop
         return loop, OpenedJaxpr(list(new.values()), results, inside)
+
+
+def _identity(v: Value, depth: int = 0) -> Any:
+    """Equal for a value and itself, for equal constants, and for what `depth` equal steps make of these."""
+    if v.const is None:
+        if depth == 0 or v.maker is None:
+            return v
+        return _kind(v.maker), v.maker.outs.index(v), tuple(_identity(w, depth - 1) for w in v.maker.ins)
+    return str(v.dtype), v.shape, np.asarray(jax.random.key_data(v.const) if v.is_key else v.const).tobytes()
+
+
+def _cut_from(row: Sequence[Value]) -> Value | None:
+    """The value of which a row has the slices, one after the other, along axis 0."""
+    base = row[0].maker.ins[0] if row[0].maker is not None else None
+    for i, v in enumerate(row):
+        if v.maker is None or v.maker.primitive != "slice" or v.maker.ins[0] is not base:
+            return None
+        start, limit = v.maker.params["start_indices"], v.maker.params["limit_indices"]
+        if (*start, *limit) != (i, *[0] * (len(start) - 1), i + 1, *base.shape[1:]):
+            return None
+    return base if base is not None and base.shape[0] == len(row) else None
 
 
 def _copy(v: Value) -> Value:
@@ -211,6 +226,15 @@ def _copy(v: Value) -> Value:
 
 
 def _stacked(row: Sequence[Value]) -> Value:
-    stack = Value((len(row), *row[0].shape), row[0].dtype, where=row[0].where, label=row[0].label)
-    stack.places = tuple(v.places[0] for v in row)
+    """One value for those of all layers: an input, a constant, or the result of a step that stacks them."""
+    first = row[0]
+    stack = Value((len(row), *first.shape), first.dtype, where=first.where, label=first.label)
+    stack.places = tuple(place for v in row for place in v.places)
+    if first.const is not None:
+        stack.const = jax.numpy.stack([v.const for v in row]) if first.is_key else np.stack([v.const for v in row])
+    elif (base := _cut_from(row)) is not None:
+        params = {"shape": stack.shape, "broadcast_dimensions": (0, *range(2, len(stack.shape))), "sharding": None}
+        stack.maker = BodyStep("broadcast_in_dim", [base], [stack], params, first.where)
+    elif not first.places:
+        stack.maker = BodyStep("stack", list(row), [stack], {"axis": 0}, first.where)
     return stack

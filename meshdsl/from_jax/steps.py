@@ -107,19 +107,25 @@ class OpenedJaxpr:
 
 
 def read(closed: Any, where: Any = None, inlined: bool = False) -> OpenedJaxpr:
-    """The block of a jaxpr, without steps whose results nothing reads.
+    """The block of a jaxpr, with steps whose results nothing reads.
 
     `inlined`: functions with a derivative of their own are opened too, because nothing here is differentiated.
     """
     jaxpr, consts = jax_functions.opened(closed)
     ins, reader = [_like(v, where) for v in jaxpr.invars], _Reader(inlined)
-    outs = reader.run(jaxpr, consts, ins, where)
-    used, kept = set(outs), list[BodyStep]()
-    for step in reversed(reader.steps):
+    return OpenedJaxpr(ins, reader.run(jaxpr, consts, ins, where), reader.steps)
+
+
+def prune(block: OpenedJaxpr) -> None:
+    """Remove steps whose results nothing reads."""
+    used, kept = set(block.outs), list[BodyStep]()
+    for step in reversed(block.steps):
         if not used.isdisjoint(step.outs):
             kept.append(step)
             used.update(step.ins)
-    return OpenedJaxpr(ins, outs, kept[::-1])
+            for body in step.bodies:
+                prune(body)
+    block.steps = kept[::-1]
 
 
 def _like(v: Any, where: Any) -> Value:

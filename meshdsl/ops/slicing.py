@@ -126,14 +126,7 @@ PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, piece
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
-    """Add `low` elements of `value` before, `high` after, and `inner` between elements; negative numbers crop.
-
-    >>> import meshdsl as md
-    >>> md.pad(md.tensor([1.0, 2.0], "a"), "a", 1, 0)
-    tensor(float32[a=3], [0. 1. 2.])
-
-    Raises `ShapeError` for a dim that x lacks, for a negative `inner`, and if it would crop more elements than exist.
-    """
+    """x with `value` before, after and between its elements; `resizing.pad` is the public function."""
     x = as_tensor(x)
     fill = checked_number(value, x.dtype)
 

@@ -7,11 +7,12 @@ from .batches import data_for
 from .data import Corpus, Document, corpus
 from .iterators import Iterated, Stateful
 from .load import load, mesh_and_layout
-from .loop import stages, train
+from .loop import train
 from .progress import Progress
 from .reader import NonFiniteLoss
 from .settings import Settings, configure, resolve
 from .state import Keeping
+from .step import stages
 from .stop import Stop, Stopped
 from .tokenizer import load_tokenizer, write_tokens
 from .tokens import TokenFiles

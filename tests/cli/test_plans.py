@@ -172,7 +172,7 @@ def test_train_without_known_devices_has_no_utilisation():
 
 def test_analyze_takes_collectives_in_steps():
     """The machine of the command decides, and only where it is asked; without a slow axis the option has no effect."""
-    where = ["--layout", "batch:node,gpu", "--machine", "h100:compiled"]
+    where = ["--layout", "batch:node,gpu", "--machine", "h100"]
     kinds: dict[str, set[Any]] = {}
     for steps in ("", "flat", "always", "auto"):
         found = analyzed("--mesh", "node:4 gpu:8", *where, *(["--collective-steps", steps] if steps else []))

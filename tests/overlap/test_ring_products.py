@@ -108,7 +108,7 @@ def test_ring_products_keep_bits_and_bytes_of_many_random_programs(monkeypatch: 
     law(range(1_000, 3_000), monkeypatch)
 
 
-MACHINE = "a100-p4de:compiled"
+MACHINE = "a100-p4de"
 TYPES = {"w": md.spec("own:4096 hidden:4096"), "v": md.spec("hidden:4096 out:1024")}
 
 

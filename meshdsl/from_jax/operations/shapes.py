@@ -13,7 +13,7 @@ import meshdsl as md
 from ..axes import dims
 from ..replay import Replay
 from ..steps import BodyStep
-from ..tensors import Move, axiswise, fit, fresh, full, moved, single, whole, wholes
+from ..tensors import WORD, Move, axiswise, fit, fresh, full, moved, single, whole, wholes
 from .registry import operation
 
 Change = Callable[[md.Tensor, md.Dim], md.Tensor]
@@ -194,8 +194,8 @@ def stack(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     ]
     if out.shape[axis] == 1:
         return ts[0]
-    d = fresh(out.shape[axis])
-    return fit(md.stack([full(t, dims(rest)) for t in ts], d), ([d], [out.axes[axis]]))
+    d, words = fresh(out.shape[axis]), [WORD] if out.is_key else []
+    return fit(md.stack([full(t, [*dims(rest), *words]) for t in ts], d), ([d], [out.axes[axis]]))
 
 
 @operation("unstack")
