@@ -15,6 +15,7 @@ from meshdsl import jax_functions
 
 from .arguments import Arguments, is_array
 from .axes import dims
+from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
 from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
@@ -78,7 +79,8 @@ class Imported:
     (4, 3)
 
     `specs` are the types of its arguments; `dims` the size of each dim. `tensors(*arrays)` and `arrays(result)`
-    go from arrays to tensors and back.
+    go from arrays to tensors and back. `layout` is what the function's own shardings are as a layout: the axes of a
+    mesh in `jax.lax.with_sharding_constraint`, and on annotated or sharded arguments; empty without any.
     """
 
     def __init__(self, f: Callable[..., Any], args: Sequence[Any], names: Mapping[str, str], prefer: Sequence[str]):
@@ -96,10 +98,21 @@ class Imported:
         self._names = Names()
         given(self._block, names, self._names)
         unify(self._block)
+        hints, axes = self._hints()
+        name_dims(self._block, hints, axes, self._names)
         settle(self._block, self._names, prefer)
         if self._names.problems:
             raise md.ShapeError("\n".join(self._names.problems))
+        self.layout = layout_of(hints, axes, self._block.ins[: self.first_count])
         self._check()
+
+    def _hints(self) -> tuple[list[Hint], set[str]]:
+        """Words for the axes of values, by annotations and constraints, and the axes of meshes among them."""
+        own = self._arguments
+        found = [(v, x) for v in self._block.ins for x in (own.annotations[v.places[0]], own.arrays[v.places[0]])]
+        every = [*found, *constraints(self._block)]
+        axes = {axis for _, x in every for axis in mesh_axes(x)}
+        return [(v, [(), *words_of(x)] if v.is_stacked else words_of(x)) for v, x in every], axes
 
     def _check(self) -> None:
         """Run the function on types, and report everything that cannot be imported."""
@@ -281,6 +294,8 @@ class Imported:
         if self._names.made_up:
             lines.append("dims that nobody named (names={...} or md.named gives them a name):")
             lines += [f"  {name}:{size}  {place}" for name, size, place in self._names.made_up]
+        if self.layout:
+            lines.append(f"shardings in the code, as a layout: {self.layout}")
         return "\n".join([*lines, *(["notes:"] if self._names.notes else []), *(f"  {n}" for n in self._names.notes)])
 
     __repr__ = __str__

@@ -211,14 +211,14 @@ def _identity(v: Value, depth: int = 0) -> Any:
 
 def _cut_from(row: Sequence[Value]) -> Value | None:
     """The value of which a row has the slices, one after the other, along axis 0."""
-    base = row[0].maker.ins[0] if row[0].maker is not None else None
-    for i, v in enumerate(row):
-        if v.maker is None or v.maker.primitive != "slice" or v.maker.ins[0] is not base:
-            return None
-        start, limit = v.maker.params["start_indices"], v.maker.params["limit_indices"]
-        if (*start, *limit) != (i, *[0] * (len(start) - 1), i + 1, *base.shape[1:]):
-            return None
-    return base if base is not None and base.shape[0] == len(row) else None
+    makers = [v.maker for v in row if v.maker is not None and v.maker.primitive == "slice"]
+    bases = {step.ins[0] for step in makers}
+    if len(makers) != len(row) or len(bases) != 1:
+        return None
+    (base,) = bases
+    starts = [(*step.params["start_indices"], *step.params["limit_indices"]) for step in makers]
+    wanted = [(i, *[0] * (len(base.shape) - 1), i + 1, *base.shape[1:]) for i in range(base.shape[0])]
+    return base if starts == wanted else None
 
 
 def _copy(v: Value) -> Value:

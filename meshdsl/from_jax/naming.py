@@ -86,7 +86,7 @@ def settle(block: OpenedJaxpr, names: Names, prefer: Sequence[str]) -> None:
     taken = {atom.named.name for v in values for axis in v.axes for atom in axis.atoms() if atom.named.by_user}
     for value in values:
         for i, axis in enumerate(value.axes):
-            _parts(axis, f"{_place(value)}, axis {i}", names, taken)
+            _parts(axis, f"{place_of(value)}, axis {i}", names, taken)
             names.notes += [note for note in _outer_part(axis) if note not in names.notes]
     for step in block.walk():
         names.notes += [note for note in _kept_whole(step) if note not in names.notes]
@@ -99,7 +99,7 @@ def settle(block: OpenedJaxpr, names: Names, prefer: Sequence[str]) -> None:
                     alike[base, atom.size] = atom
                 if not atom.named.name:
                     atom.named.name = _free(base, taken)
-                    names.made_up.append((atom.named.name, atom.size, f"{_place(value)}, axis {i}"))
+                    names.made_up.append((atom.named.name, atom.size, f"{place_of(value)}, axis {i}"))
                 sizes = names.dims.setdefault(atom.named.name, [])
                 if atom.size not in sizes:
                     sizes.append(atom.size)
@@ -167,7 +167,8 @@ def _kind(value: Value) -> str:
     return value.maker.primitive if value.maker is not None else "constant"
 
 
-def _place(value: Value) -> str:
+def place_of(value: Value) -> str:
+    """Where a value occurs first: the path of an input, or a line."""
     if value.label:
         return value.label
     return f"{value.where} {_kind(value)}" if value.where else _kind(value)

@@ -19,6 +19,7 @@ from meshdsl import jax_functions
 from .axes import Axis
 
 LOOPS = {"scan", "while", "cond", "remat", "remat2", "checkpoint"}  # steps with bodies of their own
+ALIKE = {"relu", "md_named", "optimization_barrier", "sharding_constraint"}  # each result is like its operand
 OWN_RULES = {"custom_vjp_call", "custom_jvp_call"}
 OVER_AXES = {"psum": "reduce_sum", "pmax": "reduce_max", "pmin": "reduce_min"}
 KNOWN_RULES = {"relu": "relu"}  # functions of jax.nn with a rule of their own, as operations with the same rule
@@ -74,7 +75,7 @@ class BodyStep:
 
     def pairs(self) -> list[tuple[int, int, int | str]]:
         """(operand, axis, axis of the result, or what happens to the axis), by the table of primitives."""
-        like = "neg" if self.primitive in ("relu", "md_named", "optimization_barrier") else self.primitive
+        like = "neg" if self.primitive in ALIKE else self.primitive
         rule = jax_functions.TABLE.get(like)
         if rule is None:
             return [(k, i, jax_functions.MIX) for k, v in enumerate(self.ins) for i in range(len(v.shape))]

@@ -31,16 +31,16 @@ def gather(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
         if "FILL" not in mode:
             return _at_one_start(step, xs)
         return through_local(replay, step, xs)
-    one = len(d.start_index_map) == 1 and tuple(d.start_index_map) == tuple(d.collapsed_slice_dims)
-    cut = any(
-        n != m
-        for k, (n, m) in enumerate(zip(v.shape, p["slice_sizes"], strict=True))
-        if k not in (*d.start_index_map, *d.operand_batching_dims)
-    )
-    if not one or cut:
+    moving = [a for a in d.start_index_map if p["slice_sizes"][a] != v.shape[a] or a in d.collapsed_slice_dims]
+    others = [a for a in range(len(v.shape)) if a not in (*moving[:1], *d.operand_batching_dims)]
+    if len(moving) != 1 or p["slice_sizes"][moving[0]] != 1 or any(p["slice_sizes"][a] != v.shape[a] for a in others):
         return through_local(replay, step, xs)
-    over = d.start_index_map[0]
+    if "FILL" in mode and len(d.start_index_map) > 1:
+        return through_local(replay, step, xs)
+    over = moving[0]
     x, index = whole(v, xs[0]), _index(i, xs[1])
+    if len(d.start_index_map) > 1:  # an axis that is taken whole has no index but 0
+        index = md.unstack(index, dims(i.axes[-1:])[0])[d.start_index_map.index(over)]
     table = [(k, s, t) for k, s, t in step.pairs() if isinstance(t, int)]
     x = fit(x, *(([v.axes[s]], [out.axes[t]]) for k, s, t in table if k == 0))
     index = fit(index, *(([i.axes[s]], [out.axes[t]]) for k, s, t in table if k == 1))
