@@ -19,6 +19,7 @@ from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
 from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
+from .proposals import data_dim, dims_to_shard, names_to_paste
 from .steps import Value, prune, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
@@ -45,7 +46,8 @@ def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None 
     `args` are arrays or `jax.ShapeDtypeStruct`s, in any pytrees; leaves that are no arrays, such as activation
     functions and Python numbers, stay as they are. `names` gives names to axes, by a pattern (as of a shell) of the
     path of an input: one word for each axis, `.` for no name, `a*b` for an axis that merges two dims. The first pattern
-    that fits an input counts. `md.named` names arrays inside the function. Dims that follow from these have the same
+    that fits an input counts. A place, as `print(m)` writes it ("model.py:98 axis 2"), names one axis of what this line
+    computes. `md.named` names arrays inside the function. Dims that follow from these have the same
     names everywhere; what nobody named gets a made-up name, which `print(m)` lists with its place. `prefer` is an order
     of dims: where the layout maps several dims of a product to one mesh axis, the first one gets it.
 
@@ -197,6 +199,31 @@ class Imported:
     def result_dims(self) -> list[tuple[md.Dim, ...]]:
         """The dims of each result."""
         return [stored(v) for v in self._block.outs]
+
+    def names_to_paste(self) -> dict[str, str]:
+        """`names` for the dims that nobody named, of data and large weights: a start to edit, by what the function does
+        with each.
+
+        >>> import jax.numpy as jnp
+        >>> import meshdsl as md
+        >>> def loss(params, tokens):
+        ...     return jnp.mean(jnp.tanh(params["embed"][tokens] @ params["w"]) ** 2)
+        >>> params = {"embed": jnp.ones((9, 4)), "w": jnp.ones((4, 6))}
+        >>> m = md.from_jax(loss, params, jnp.zeros((8, 5), int))
+        >>> m.names_to_paste()
+        {'tokens': 'batch length', '*/embed': 'vocab model', '*/w': 'model hidden'}
+        """
+        return names_to_paste(self._block, self._names, self.first_count)
+
+    def dims_to_shard(self) -> list[str]:
+        """The dims that `meshdsl search` splits: those that the user named; without any, those of data and large
+        weights."""
+        return dims_to_shard(self._block, self._names, self.first_count)
+
+    def fsdp(self, axis: str) -> str:
+        """The layout of plain FSDP over one mesh axis; empty if the data share no dim."""
+        batch = data_dim(self._block, self.first_count)
+        return f"{batch}:{axis}; params:{axis}" if batch else ""
 
     def workload(self, name: str = "") -> md.Workload:
         """The loss as a `md.Workload`, which `meshdsl analyze file.py:name` and the other commands take.

@@ -173,6 +173,8 @@ class _Reader:
             step.bodies = with_rule(eqn, bodies[0], where)
         elif name in LOOPS:
             step.bodies = [read(body, where, self.inlined) for body in _bodies(eqn, bodies)]
+        if name == "scan":
+            step.params = {**eqn.params, **_counts(step)}
         self.add(step)
         return outs
 
@@ -180,6 +182,14 @@ class _Reader:
         self.steps.append(step)
         for out in step.outs:
             out.maker = step
+
+
+def _counts(step: BodyStep) -> dict[str, int]:
+    """The numbers of constants and carries of a scan, by ranks: the parameters that say so changed in JAX 0.12."""
+    (body,), rank = step.bodies, lambda v: len(v.shape)
+    rows = sum(rank(v) > rank(w) for v, w in zip(step.ins, body.ins, strict=True))
+    carry = sum(rank(v) == rank(w) for v, w in zip(step.outs, body.outs, strict=True))
+    return {"num_consts": len(step.ins) - rows - carry, "num_carry": carry}
 
 
 def _function_of(body: Any) -> str:

@@ -57,6 +57,7 @@ def workload_of(m: Any, name: str) -> md.Workload:
         inputs=inputs,
         loss=loss,
         optimizer=lambda config: md.optim.adamw(1e-3),
+        imported=m,
     )
 
 
