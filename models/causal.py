@@ -149,8 +149,7 @@ class Attention:
         if cache is not None:
             kept = {**cache, **{name: md.nn.write_cache(cache[name], new, position) for name, new in kept.items()}}
         offset = None if cache is None else position
-        more = {} if segments is None else {"segment_ids": segments}
-        y = self.attend(q, kept, causal=self.causal, window=self.window, offset=offset, bias=bias, **more)
+        y = self.attend(q, kept, causal=self.causal, window=self.window, offset=offset, bias=bias, segment_ids=segments)
         return y, None if cache is None else kept
 
     def queries(self, x: md.Tensor, position: md.Tensor | int = 0) -> md.Tensor:

@@ -65,8 +65,7 @@ class LatentAttention:
             if cache is None:
                 shared = md.prefer(md.broadcast(key, [*outer, key.dims[-1]]), "batch", heads)
                 k = md.concat([product(kept, w_k, head), shared], "head")
-                more = {} if segments is None else {"segment_ids": segments}
-                y = attend(md.concat([own, turned], "head"), k, product(kept, w_v, value), **more)
+                y = attend(md.concat([own, turned], "head"), k, product(kept, w_v, value), segment_ids=segments)
             else:
                 cache = md.nn.write_cache(cache, md.concat([kept, md.rename(key, head="latent")], "latent"), position)
                 q = md.concat([product(own, w_k, latent), md.rename(turned, head="latent")], "latent")

@@ -110,13 +110,12 @@ def resize(x: Any, dim: DimLike, size: int, method: str = "linear", antialias: b
     if method not in ("nearest", "linear", "cubic") or not d.size:
         raise ShapeError(f"md.resize resamples by nearest, linear or cubic, a dim with elements; got {method!r}, {d!r}")
     new = fresh_dim(Dim("resized", size), x.dims)
+    nearest = method == "nearest"
     with jax.ensure_compile_time_eval():
-        if method == "nearest":
-            picked = np.asarray(jax.image.resize(np.arange(d.size), (size,), method))
-        else:
-            weights = np.asarray(jax.image.resize(np.eye(d.size), (size, d.size), method, antialias))
-    if method == "nearest":
-        y = gather(x, tensor(picked.astype(np.int32), [new]), d)
+        places, shape = (np.arange(d.size), (size,)) if nearest else (np.eye(d.size), (size, d.size))
+        weights = np.asarray(jax.image.resize(places, shape, method, nearest or antialias))
+    if nearest:
+        y = gather(x, tensor(weights.astype(np.int32), [new]), d)
     else:
         matrix = tensor(weights, [new, d])
         y = in_wide(lambda wide: dot(wide, cast(matrix, wide.dtype), over=d), x, mean_dtype(x.dtype))

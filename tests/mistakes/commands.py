@@ -9,7 +9,7 @@ ROWS = [
     ("trian models/mlp.py:mlp", 2, "argument COMMAND: invalid choice: 'trian' (choose from"),
     ("models/mlp.py:mlp", 2, "argument COMMAND: invalid choice: 'models/mlp.py:mlp'"),
     ("analyze", 2, "the following arguments are required: WORKLOAD"),
-    ("analyze models/mlp.py", 2, "name a workload of models/mlp.py, for example models/mlp.py:mlp"),
+    ("analyze models/resnet.py", 2, "name a workload of models/resnet.py, for example models/resnet.py:"),
     ("analyze models/mpl.py:mlp", 2, "no file 'models/mpl.py'; did you mean 'models/mlp.py'?"),
     ("analyze models/mlp.py:mpl", 2, "models/mlp.py has no 'mpl'; did you mean 'mlp'?"),
     ("analyze models.mlp:mlp", 2, "no model 'models.mlp:mlp', and no file, which is written file.py:name"),
