@@ -58,7 +58,7 @@ _MIXTRAL = _flops(32 * (2 * 4096**2 + 2 * 4096 * 1024 + 6 * 4096 * 14336 + 8 * 4
 CASES = {
     "llama-h100": Case(
         "Llama 2 7B, length 4,096, 64 H100",
-        "h100-a3:compiled,flash",
+        "h100-a3:flash",
         llama2_7b.replace(batch=256, **BF16),
         md.Plan("node:8 gpu:8", "batch:node,gpu", md.WeightUpdate("sharded", group="gpu", regather=True), "products"),
         409e12 / _LLAMA,
@@ -79,7 +79,7 @@ CASES = {
     ),
     "mpt-a100": Case(
         "MPT 7B, length 2,048, 16 A100 40 GB",
-        "a100-dgx-40gb:triton",
+        "a100-dgx-40gb:eager,triton",
         lm.replace(
             **BF16, activation="gelu", tied=True, remat=True, batch=256, length=2048, vocab=50368, layers=32,
             d_model=4096, heads=32, d_head=128, d_ff=16384,

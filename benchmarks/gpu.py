@@ -29,7 +29,7 @@ from meshdsl.models import gpt2, gpt_moe, llama, resnet, transformer
 
 ONE = ("one:1", "")
 KINDS = "all-reduce|all-gather|reduce-scatter|ragged-all-to-all|all-to-all|collective-permute"
-MACHINE = "h100:compiled"
+MACHINE = "h100"
 BF16 = {"compute_dtype": "bfloat16"}
 GPT2 = gpt2.gpt2.replace(batch=16, length=1024, positions=1024, vocab=50304, layers=12, d_model=768, heads=12,
                          d_ff=3072, **BF16)  # fmt: skip

@@ -63,14 +63,14 @@ def row(
         donate=(0, 1),
         overlap="none" if plain else mode,
         unroll=mode == "unrolled",
-        machine=None if plain else f"{machine}:compiled",
+        machine=None if plain else machine,
     )
-    report = step.cost(*model.specs(), machine=f"{machine}:compiled")
+    report = step.cost(*model.specs(), machine=machine)
     chosen = step.overlap.chosen
     if mode in BASELINES:
         program, donated = step.program(*model.specs()), step.donated(*model.specs())
         places = [program.ins.index(v) for v in donated]
-        report = planned(mode, program, md.machine(f"{machine}:compiled"), donated=places)[1].after
+        report = planned(mode, program, md.machine(machine), donated=places)[1].after
         chosen = report.name
     return {
         "size": size, "machine": machine, "devices": devices, "router": router, "exchange": exchange, "overlap": mode,

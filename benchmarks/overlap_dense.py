@@ -49,9 +49,9 @@ def main() -> int:
                 donate=(0, 1),
                 weight_update=update,
                 overlap=mode,
-                machine=None if mode == "none" else "a100-p4de:compiled",
+                machine=None if mode == "none" else "a100-p4de",
             )
-            report = step.cost(*model.specs(), machine="a100-p4de:compiled")
+            report = step.cost(*model.specs(), machine="a100-p4de")
             first = first or report.exposed
             row = {
                 "case": name, "overlap": mode, "chosen": step.overlap.chosen, "step_ms": round(report.seconds * 1e3, 1),

@@ -15,7 +15,7 @@ import meshdsl as md
 from benchmarks.moe_family import LAYOUT
 from meshdsl.models.moe_transformer import preset
 
-EXPERTS, MACHINE = 2048, "a100-p4de:compiled"
+EXPERTS, MACHINE = 2048, "a100-p4de"
 
 
 def main() -> int:

@@ -78,14 +78,14 @@ def imported(stacked: bool) -> md.Workload:
 MIXTRAL = mixtral_8x7b.replace(batch=512, capacity_factor=1.0, **BF16)
 CASES = {
     "lm": Case(lm, 8, "tpu-v5e", 0.0012029),
-    "llama3_8b": Case(llama3_8b, 64, "h100:compiled", 7.0606),
-    "llama3_70b": Case(llama3_70b, 64, "h100:compiled", 69.570),
-    "llama3_70b_512": Case(llama3_70b, 512, "h100:compiled", 8.9849),
+    "llama3_8b": Case(llama3_8b, 64, "h100", 7.0606),
+    "llama3_70b": Case(llama3_70b, 64, "h100", 69.570),
+    "llama3_70b_512": Case(llama3_70b, 512, "h100", 8.9849),
     "mixtral": Case(MIXTRAL, 64, "tpu-v5p:flash,overlap", 7.5465),
     "gshard": Case(preset(128, 36), 128, "tpu-v3", 0.59882),
-    "deepseek": Case(deepseek_v3, 2048, "h100:compiled", 25.911),
-    "imported_loop": Case(imported(stacked=False), 64, "h100:compiled", 0.039087),
-    "imported_scan": Case(imported(stacked=True), 64, "h100:compiled", 0.129292),
+    "deepseek": Case(deepseek_v3, 2048, "h100", 25.911),
+    "imported_loop": Case(imported(stacked=False), 64, "h100", 0.039087),
+    "imported_scan": Case(imported(stacked=True), 64, "h100", 0.129292),
 }
 
 
@@ -96,13 +96,13 @@ KNOBS: dict[str, list[Any]] = {"weight_update": ["sharded"], "remat": ["none", "
 
 def slow_nodes() -> md.Machine:
     """H100 whose nodes share one port of 100 Gbit/s."""
-    machine = md.machine("h100:compiled,flash")
+    machine = md.machine("h100:flash")
     gpu, node = machine.network.levels
     return replace(machine, network=replace(machine.network, levels=(gpu, replace(node, bandwidth=12.5e9, share=8))))
 
 
 PIPELINES: dict[str, tuple[str, Callable[[], md.Machine]]] = {
-    "node": ("gpu:8", lambda: md.machine("h100:compiled,flash")),
+    "node": ("gpu:8", lambda: md.machine("h100:flash")),
     "slices": ("slice:2 x:4 y:4", lambda: md.machine("tpu-v5p:flash,overlap")),
     "slow_nodes": ("node:16 gpu:8", slow_nodes),
 }

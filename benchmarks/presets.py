@@ -66,7 +66,7 @@ RUNS = {
     "mixtral-8x7b": _case("mixtral-v5p"),
     "gpt3-175b": Run(
         gpt3_175b.replace(**BF16),
-        "a100-dgx",
+        "a100-dgx:eager",
         md.Plan(
             "data:16 stages:8 tensor:8",
             "batch:data; layer:stages; heads:tensor; d_ff:tensor; vocab:tensor",
@@ -79,13 +79,13 @@ RUNS = {
     ),
     "deepseek-v3": Run(
         deepseek_v3,
-        "h100:compiled",
+        "h100",
         md.Plan(
             "node:256 gpu:8",
             "batch:node; expert:node; heads:gpu; d_ff:gpu; vocab:gpu",
             "sharded",
             microbatches=60,
-            machine="h100:compiled",
+            machine="h100",
         ),
         14.8e12 / (2.664e6 * 3600),
         "DeepSeek-AI, 2024, table 1: 2.664 million H800 hours for 14.8 trillion tokens",

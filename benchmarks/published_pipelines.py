@@ -53,12 +53,12 @@ LLAMA3 = "stages:16 rows:128 cols:8", f"layer:stages; batch:rows; length:cols; {
 SUMS = {"reduce_dtype": "bfloat16"}  # of products whose parts are on several devices, as these two were trained
 CASES: dict[str, list[Case]] = {
     "gpt3": [
-        Case(gpt3_175b.replace(**SUMS), 174.6e9, 12288, "a100-dgx:compiled", 312e12,
+        Case(gpt3_175b.replace(**SUMS), 174.6e9, 12288, "a100-dgx", 312e12,
              md.Plan(*GPT3, remat="full", microbatches=96, chunks=v), "44 to 47 %", True)
         for v in (1, 4)
     ],
     "llama3": [
-        Case(llama3_405b.replace(**SUMS), 405e9, 16384, "h100:compiled,flash", 989e12,
+        Case(llama3_405b.replace(**SUMS), 405e9, 16384, "h100:flash", 989e12,
              md.Plan(*LLAMA3, remat=remat, microbatches=16, chunks=v), "41 %")
         for v, remat in ((1, "full"), (8, "none"))
     ],
@@ -66,7 +66,7 @@ CASES: dict[str, list[Case]] = {
         Case(deepseek_v3, 37e9, 128 * (192 + 128) // 2, machine, peak,
              md.Plan(f"stages:{stages} rows:{256 // stages} cols:8", EXPERTS, "sharded", microbatches=parts))
         for machine, peak, stages, parts in (
-            ("h100:compiled,flash", 989e12, 32, 240), ("tpu-v5p:flash,overlap", 459e12, 16, 120),
+            ("h100:flash", 989e12, 32, 240), ("tpu-v5p:flash,overlap", 459e12, 16, 120),
         )
     ],
     "small": [Case(SMALL, 1e4, 16, "tpu-v5e", 197e12, md.Plan("stages:4", "layer:stages", microbatches=4))],

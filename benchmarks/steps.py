@@ -30,7 +30,7 @@ from meshdsl.models.llama import llama2_7b
 from meshdsl.models.transformer import lm
 from meshdsl.tools.compilers.verify import verify
 
-MACHINE = "h100:compiled"
+MACHINE = "h100"
 GPT = lm.replace(layers=24, d_model=2048, heads=16, d_head=128, d_ff=8192, vocab=50304, length=2048, batch=64)
 MOE = gpt2_moe.replace(batch=64, experts=32)
 LLAMA = llama2_7b.replace(batch=128, compute_dtype="bfloat16", remat=True)

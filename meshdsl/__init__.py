@@ -44,9 +44,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "trace.tracing": ("eval_shape",),
     "trace.platform": ("platform",),
     "ops.elementwise": (
-        "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p", "logical_not",
-        "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square",
-        "stop_gradient", "tanh", "where",
+        "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "cos", "cosh", "erf", "exp",
+        "exp2", "expm1", "floor", "hypot", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "logaddexp",
+        "logical_not", "maximum", "minimum", "reciprocal", "relu", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",
+        "sqrt", "square", "stop_gradient", "tan", "tanh", "where",
     ),
     "ops.activations": ("elu", "gelu", "leaky_relu", "selu", "silu", "softplus"),
     "ops.creation": ("arange", "full", "linspace", "ones", "zeros"),
@@ -58,12 +59,18 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "ops.attention": ("attention",),
     "ops.extremes": ("argmax", "argmin"),
     "ops.reshape": ("flatten", "rename", "reshape", "squeeze", "transpose", "unflatten"),
-    "ops.slicing": ("pad", "reverse", "roll", "shift", "slice"),
+    "ops.slicing": ("reverse", "roll", "shift", "slice"),
+    "ops.resizing": ("pad", "rearrange", "repeat", "resize", "tile"),
+    "ops.statistics": (
+        "bincount", "histogram", "median", "nan_to_num", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum",
+        "nanvar", "quantile", "searchsorted", "segment_max", "segment_min", "segment_sum", "std",
+    ),
     "ops.dynamic": ("dynamic_slice", "dynamic_update_slice"),
     "ops.joining": ("concat", "stack", "unstack"),
     "ops.grouped": ("grouped_dot",),
     "ops.indexing": ("iota", "one_hot", "put_add", "take"),
     "ops.inverse": ("inverse_index",),
+    "ops.scattering": ("scatter_max", "scatter_min", "scatter_mul", "scatter_set"),
     "ops.ordering": ("argsort", "cumsum", "sort", "top_k"),
     "ops.conv": ("conv",),
     "ops.pooling": ("avg_pool", "max_pool"),
@@ -74,8 +81,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "control.custom_vjp": ("custom_vjp",),
     "control.derivatives": ("jvp", "vjp"),
     "control": (
-        "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan", "switch",
-        "while_loop",
+        "accumulate", "associative_scan", "checkpoint", "cond", "cumlogsumexp", "cummax", "cummin", "cumprod", "name",
+        "scan", "switch", "while_loop",
     ),
     "jax_functions.local": ("local",),
     "jax_functions.map": ("map",),
@@ -107,6 +114,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",
+    "fft": "jax_functions.fft",
+    "linalg": "jax_functions.linalg",
     "init": "params.init",
     "nn": "nn",
     "optim": "optim",
@@ -134,9 +143,16 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
         value: Any = getattr(module, name)
     else:
-        raise AttributeError(f"meshdsl has no name {name!r}")
+        raise AttributeError(f"meshdsl has no name {name!r}{_way_out(name)}")
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)
     return value
+
+
+def _way_out(name: str) -> str:
+    if name.startswith("_"):
+        return ""
+    detours = importlib.import_module(f"{__name__}.errors.detours")
+    return f"\n  {detours.detour(name, __all__, _MODULES)}"
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, SupportsIndex, TypeVar, overload
 
 from .errors import ShapeError, nearest
 
@@ -40,6 +40,19 @@ class Dim:
 
     def __repr__(self) -> str:
         return f"{self.name}={self.size}"
+
+
+class Dims(tuple[Dim, ...]):
+    """The dims of a tensor, in storage order; `x.dims["batch"]` is the dim of that name."""
+
+    @overload
+    def __getitem__(self, key: SupportsIndex | str, /) -> Dim: ...
+
+    @overload
+    def __getitem__(self, key: slice, /) -> tuple[Dim, ...]: ...
+
+    def __getitem__(self, key: Any, /) -> Any:
+        return find(key, self) if isinstance(key, str) else super().__getitem__(key)
 
 
 Shape = tuple[Dim, ...]

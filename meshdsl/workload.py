@@ -174,6 +174,12 @@ class Workload:
         """
         over, group = self.parts_along()
         rows = {name: x for name, x in batch.items() if over in [d.name for d in x.dims]}
+        size = md.dims(over, of=next(iter(rows.values())).dims)[0].size if rows else 0
+        if rows and size % n:
+            raise md.ShapeError(
+                f"{n} micro-batches (microbatches={n}, or --microbatches {n}) do not divide {over}={size}\n"
+                f"  give a number that divides {size}"
+            )
         split = _Rows(over, group, rows)
         found: list[Any] = []
 

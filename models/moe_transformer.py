@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from meshdsl.models import seq2seq
+from meshdsl.models import parallel_text, seq2seq
 
 __all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "parts", "preset"]
 
@@ -60,6 +60,12 @@ LAYOUTS = {
 def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
     """The feed-forward layer with experts. Groups are whole sequences, so dropped tokens do not depend on the mesh."""
     experts, hidden = md.Dim("expert", config.experts), md.Dim("expert_hidden", config.expert_hidden)
+    router = md.nn.moe.Router(
+        config.router,
+        capacity_factor=config.capacity_factor,
+        eval_capacity_factor=config.eval_capacity_factor,
+        aux_weight=config.aux_weight,
+    )
 
     def feed(x: md.Tensor, at: str, real: md.Tensor, key: md.Tensor | None) -> tuple[md.Tensor, md.Tensor]:
         y, aux = md.nn.moe_layer(
@@ -67,15 +73,11 @@ def mixture(config: Experts, precision: md.nn.Precision) -> seq2seq.Feed:
             experts,
             hidden,
             tokens="token",
-            router=config.router,
-            capacity_factor=config.capacity_factor,
-            eval_capacity_factor=config.eval_capacity_factor,
+            router=router,
+            dispatch=md.nn.moe.TokenExchange(config.dispatch, config.exchange),
             train=config.train,
             key=key,
             nonpadding=grouped(real, at, config.sequences),
-            aux_weight=config.aux_weight,
-            dispatch=config.dispatch,
-            exchange=config.exchange,
             precision=precision,
         )
         return ungrouped(y, x), aux
@@ -133,6 +135,12 @@ def loss(config: Config) -> Callable[..., Any]:
     return total
 
 
+def data(config: Config, seed: int) -> parallel_text.Batches:
+    """The parallel text of models/translation.py, in bytes: sources and their English."""
+    text = parallel_text.parallel_text(config.source, config.length, "source")
+    return parallel_text.Batches(text, config.batch, seed)
+
+
 def parts(config: Any) -> tuple[str, int] | None:
     """Micro-batches have whole groups: then the auxiliary loss, a mean over groups, is that of the batch."""
     return None if config.dropout else ("batch", config.sequences)
@@ -152,7 +160,7 @@ def optimizer(config: Any) -> md.optim.Optimizer:
 
 moe = md.Workload(
     "moe", Config(), model=model, inputs=seq2seq.inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS,
-    mean_over=parts,
+    mean_over=parts, data=data,
 )  # fmt: skip
 
 FAMILY = tuple((experts, layers) for layers in (12, 36) for experts in (128, 512, 2048)) + ((2048, 60),)

@@ -6,6 +6,7 @@ tests.stub` writes the file; a test generates it again and compares.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import meshdsl as md
@@ -19,13 +20,18 @@ VARIABLES = (
 )  # fmt: skip
 
 
+def _natural(place: tuple[str, ...]) -> list[list[str | int]]:
+    """The order of the linter: log2 before log10."""
+    return [[int(x) if x.isdigit() else x for x in re.split(r"(\d+)", word)] for word in place]
+
+
 def text() -> str:
     """The content of the stub."""
     places = [(home, name, name) for home, names in md._HOMES.items() for name in names]
     for name, home in {**md._MODULES, **md._UNLISTED}.items():
         package, _, module = home.rpartition(".")
         places.append((package, module, name))
-    lines = [f"from .{home} import {name} as {public}" for home, name, public in sorted(places)]
+    lines = [f"from .{home} import {name} as {public}" for home, name, public in sorted(places, key=_natural)]
     also = [f"{other} = {name}" for other, name in md._ALSO.items()]
     return "\n".join([HEAD, *lines, "", *also, "", *VARIABLES, ""])
 

@@ -60,6 +60,10 @@ def moe(x: Any, **dims: Any) -> Any:
     return md.nn.moe_layer(x, given.pop("experts"), given.pop("hidden"), router="switch", **given)[0]
 
 
+def sent(x: Any, nodes: Any) -> Any:
+    return moe(x, experts="expert:4", dispatch=md.nn.moe.TokenExchange("index", nodes=nodes))
+
+
 def routed(function: Any, gates: Any, **dims: Any) -> Any:
     return function(gates, router="switch", **{"tokens": "t", "experts": "e", "capacity": "s:2", **dims})
 
@@ -286,11 +290,11 @@ ROWS += [
     *(layer(f"state_space.{p}", NEW if p == "states" else ONE, text,
             lambda d, x, p=p: NN.state_space(x, **{"states": "states:3", p: d}), SEQ)
       for p, text in (("states", "states:3"), ("over", "model:8"), ("along", "length:4"))),
-    *(layer(f"{name}.{p}", NEW if p in ("experts", "hidden", "nodes") else ONE, text,
+    *(layer(f"{name}.{p}", NEW if p in ("experts", "hidden") else ONE, text,
             lambda d, x, p=p: moe(x, **{p: d}), SEQ)
       for name in ("moe_layer", "moe.moe_layer")
-      for p, text in (("experts", "expert:2"), ("hidden", "inner:6"), ("tokens", "length:4"), ("over", "model:8"),
-                      ("nodes", "node:2"))),
+      for p, text in (("experts", "expert:2"), ("hidden", "inner:6"), ("tokens", "length:4"), ("over", "model:8"))),
+    layer("moe.TokenExchange.__init__.nodes", NEW, "node:2", lambda d, x: sent(x, d), SEQ),
     ("nn.moe.by_node.node", NEW, "node:3", lambda d, g: _results(
         NN.moe.by_node(routed(NN.moe.assign, g), d).to_nodes), (md.spec("t:4 e:3"),)),
     *((f"nn.moe.{name}.{p}", NEW if p == "capacity" else ONE, text,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import meshdsl as md
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,9 +30,10 @@ def test_operations_page_equals_the_generated_text(operations: Any) -> None:
     assert made == there, "python docs/_ext/operations.py writes it again:\n" + "\n".join(different[:5])
 
 
-def test_operations_page_has_every_row(operations: Any) -> None:
+def test_operations_page_lists_functions_alone(operations: Any) -> None:
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    assert [row.name for row in operations.laws.rows() if f"`{row.name}`" not in text] == []
+    listed = re.findall(r"`md\.([\w.]+)`", text.partition("\n## ")[2])
+    assert len(listed) > 120 and [name for name in listed if operator.attrgetter(name)(md) is None] == []
     assert "not supported" not in text
     assert {"all_reduce", "all_gather of a summary", "permute", "all_to_all", "none"} <= set(
         text.replace("|", ",").replace(", ", ",").replace(" ,", ",").split(",")

@@ -28,7 +28,7 @@ MISTAKES = {
 TYPES = {
     'md.einsum(x, x, out="a")': "Tensor",
     "md.exp(x) + 1": "Tensor",
-    "x.dims": "tuple[Dim, ...]",
+    "x.dims": "Dims",
     "md.sum(x) < 0": "Tensor",
     'md.compile(lambda x: x, "rows:2")': "Compiled",
     'md.compile(lambda x: x, "rows:2").cost(x)': "Report",

@@ -60,11 +60,12 @@ def points(rows: Sequence[dict[str, Any]]) -> dict[str, list[Point]]:
     return {system: sorted(set(group_points)) for system, group_points in by_system.items()}
 
 
-def machine(levels: str, tables: dict[tuple[str, int], list[Point]], launch: float) -> md.Machine:
+def machine(levels: str, tables: dict[tuple[str, int], list[Point]], launch: float, message: float = 0.0) -> md.Machine:
     """A machine with this network and these tables, read from a machine file like a user's."""
     text = (
         'title = "measured"\ndevice = "GPU"\nvector = 1e13\nhbm = 8e10\nhbm_bandwidth = 1e12\nlaunch = 0.0\n'
-        f"efficiency = [[1e9, 0.5]]\n[peak]\nother = 1e14\n[network]\nlaunch = {launch}\n{levels}"
+        f"efficiency = [[1e9, 0.5]]\n[peak]\nother = 1e14\n[network]\nlaunch = {launch}\n"
+        f"message = {message}\n{levels}"
     )
     for (kind, n), group_points in tables.items():
         slowest = np.maximum.accumulate([p.seconds for p in group_points]).tolist()
@@ -131,6 +132,29 @@ def _formula(group_points: list[Point]) -> tuple[str, float]:
     return level_and_launch(list(fitted.values()))
 
 
+def messages(system: str, group_points: list[Point]) -> Iterator[dict[str, Any]]:
+    """The errors of all_to_alls in groups of sizes between the least and the greatest, to which formulas are fitted.
+
+    One formula has the seconds of a message (`network.message`), the other has not.
+    """
+    points = [p for p in group_points if p.kind == "all_to_all"]
+    sizes = sorted({p.n for p in points})
+    ends = [p for p in points if p.n in (sizes[0], sizes[-1])]
+
+    def on(x: Any) -> md.Machine:
+        return machine(level("gpu", 16, x[0] * 1e9), {}, x[1] * 1e-6, x[2] * 1e-6 if len(x) > 2 else 0.0)
+
+    for with_messages in (False, True) if len(sizes) > 2 else ():
+        start = {"bandwidth": (100, 1, 1000), "launch": (100, 1, 1000)}
+        start |= {"message": (10, 0, 100)} if with_messages else {}
+        fitted = solve(lambda x: np.log([predicted(on(x), p) / p.seconds for p in ends]), start)
+        best = on(list(fitted.values()))
+        errors = [abs(predicted(best, p) / p.seconds - 1) for p in points if p not in ends]
+        yield {"part": "collectives", "system": system, "predicted_by": f"all_to_all, messages {with_messages}",
+               "points": len(errors), "mean_error": mean(errors), "worst": round(max(errors), 4),
+               "fitted": {name: round(value, 2) for name, value in fitted.items()}}  # fmt: skip
+
+
 def two_nodes(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Galvatron's bus bandwidths on two nodes of eight GPUs, for groups inside a node and groups across both nodes.
 
@@ -173,6 +197,8 @@ def run(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         for line in one_node(system, group_points):
             totals[line["predicted_by"]].append((line["points"], line["mean_error"]))
             yield line
+    for system, group_points in points(rows).items():
+        yield from messages(system, group_points)
     yield from two_nodes(rows)
     for how, parts in totals.items():
         count = sum(n for n, _ in parts)

@@ -97,7 +97,7 @@ def _vtrain(row: dict[str, Any]) -> Iterator[Run]:
     micro = m["global_batch"] / m["micro_batch"] / p["dp"]
     mesh, layout = f"data:{p['dp']} model:{p['tp']}", f"batch:data; {MODEL_AXIS}"
     seconds = row["measured"]["iter_time_ms"] * 1e-3
-    yield Run("vtrain", "a100-dgx", workload, mesh, layout, False, micro, seconds, p["tp"], p["gpus"])
+    yield Run("vtrain", "a100-dgx:eager", workload, mesh, layout, False, micro, seconds, p["tp"], p["gpus"])
 
 
 def _megatron(row: dict[str, Any]) -> Iterator[Run]:
@@ -111,7 +111,7 @@ def _megatron(row: dict[str, Any]) -> Iterator[Run]:
     )  # fmt: skip
     layout = f"batch:data; {MODEL_AXIS}" + ("" if whole else "; length:model")  # Megatron's sequence parallelism
     mesh, seconds = f"data:{p['dp']} model:{p['tp']}", row["measured"]["iter_time_s"]
-    yield Run("megatron", "a100-dgx", workload, mesh, layout, False, 1, seconds, p["tp"], p["gpus"])
+    yield Run("megatron", "a100-dgx:eager", workload, mesh, layout, False, 1, seconds, p["tp"], p["gpus"])
 
 
 def _llm_foundry(row: dict[str, Any]) -> Iterator[Run]:
@@ -123,9 +123,9 @@ def _llm_foundry(row: dict[str, Any]) -> Iterator[Run]:
         vocab=m["vocab"], layers=m["layers"], d_model=m["d_model"], heads=m["heads"],
         d_head=m["d_model"] // m["heads"], d_ff=m["d_ff"],
     )  # fmt: skip
-    machine = "h100" if "H100" in hardware else "a100-dgx-40gb" if "40GB" in hardware else "a100-dgx"
+    machine = "h100:eager" if "H100" in hardware else "a100-dgx-40gb:eager" if "40GB" in hardware else "a100-dgx:eager"
     seconds = p["micro_batch"] * p["grad_accum"] * m["seq"] / row["measured"]["tokens_per_s_per_gpu"]
-    on, gpus = f"{machine}:triton", p["gpus"]
+    on, gpus = f"{machine},triton", p["gpus"]
     yield Run("llm-foundry", on, workload, f"data:{gpus}", "batch:data", True, p["grad_accum"], seconds, 1, gpus)
 
 
@@ -161,7 +161,7 @@ def _maxtext_h100(row: dict[str, Any]) -> Iterator[Run]:
     mesh, layout, group = (
         ("data:8", "batch:data", None) if nodes == 1 else (f"node:{nodes} data:8", "batch:node,data", "data")
     )
-    yield Run("maxtext", "h100-a3:compiled,flash", workload, mesh, layout, True, 1, seconds, 1, gpus, group)
+    yield Run("maxtext", "h100-a3:flash", workload, mesh, layout, True, 1, seconds, 1, gpus, group)
 
 
 def _recipe(row: dict[str, Any]) -> Iterator[Run]:

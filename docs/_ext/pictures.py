@@ -25,7 +25,7 @@ __all__ = ["FOLDER", "charts", "pictures"]
 
 FOLDER = ROOT / "docs" / "images"
 MESH = "rows:2 cols:4"
-A100 = "a100-p4de:compiled"
+A100 = "a100-p4de"
 
 # name: the dims of a tensor, its layout or sharding, the mesh
 TENSORS: dict[str, tuple[str, Any, str]] = {

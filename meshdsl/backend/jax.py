@@ -64,6 +64,11 @@ class JaxFunctions:
         return total.astype(updates.dtype)
 
     @staticmethod
+    def scatter(how: str, x: Any, index: Any, updates: Any) -> Any:
+        """x with row index[j] replaced by its "max", "min" or "multiply" with row j of `updates`, in any order."""
+        return getattr(_wide(x).at[index], how)(_wide(updates), mode="drop").astype(x.dtype)
+
+    @staticmethod
     def scatter_along(rows: int, index: Any, updates: Any) -> Any:
         """Like `scatter_add` along the last axis, with one row of `index` for each row of `updates`."""
         *rest, n = index.shape

@@ -126,6 +126,13 @@ class _NumPy:
         return out.astype(updates.dtype)
 
     @staticmethod
+    def scatter(how: str, x: Any, index: Any, updates: Any) -> Any:
+        out, inside = np.array(_wide(x)), (index >= 0) & (index < len(x))
+        function = {"max": np.maximum, "min": np.minimum, "multiply": np.multiply}[how]
+        function.at(out, index[inside], _wide(updates)[inside])
+        return out.astype(x.dtype)
+
+    @staticmethod
     def scatter_along(rows: int, index: Any, updates: Any) -> Any:
         out = np.zeros((*updates.shape[:-1], rows), _wide(updates).dtype)
         inside = (index >= 0) & (index < rows)

@@ -267,7 +267,7 @@ class Compiled:
         >>> import meshdsl as md
         >>> def step(x, w):
         ...     return md.sum(md.square(md.dot(x, w, "io")), "batch")
-        >>> compiled = md.compile(step, "rows:4", "io:rows", overlap="auto", machine="a100-p4de:compiled")
+        >>> compiled = md.compile(step, "rows:4", "io:rows", overlap="auto", machine="a100-p4de")
         >>> program = compiled.program(md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096"))
         >>> compiled.overlap.after.seconds <= compiled.overlap.before.seconds
         True

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ..backend.typed import is_typed
+from ..dims import Dims
 from ..errors import LayoutError, MeshdslError, ShapeError, TraceError, caller
 from ..ir import Graph, Type, Var, walk
 from ..layouts import Layout, Mesh
@@ -74,7 +75,7 @@ class Stages:
         self.result = traced.result
         self.accepted: list[Any] = [_NOTHING] * len(self.graph.ins)  # the last accepted sharding of each input
         self.in_dims, self.in_dtypes = [v.dims for v in self.graph.ins], [v.dtype for v in self.graph.ins]
-        self.out_dims, self.out_dtypes = [v.dims for v in self.graph.outs], [v.dtype for v in self.graph.outs]
+        self.out_dims, self.out_dtypes = [Dims(v.dims) for v in self.graph.outs], [v.dtype for v in self.graph.outs]
 
     def without_donation(self) -> Stages:
         """The stages of the same signature whose executable overwrites no argument."""

@@ -1,12 +1,12 @@
 """Loops, branches and rematerialisation: equations that contain graphs; gradients and `md.vmap` of functions."""
 
 from .accumulate import accumulate
-from .associative import associative_scan, cumprod
+from .associative import associative_scan, cumlogsumexp, cummax, cummin, cumprod
 from .branch import cond, switch, while_loop
 from .loops import SCAN, scan
 from .remat import BARRIER, KEEP, checkpoint, name
 
 __all__ = [
-    "BARRIER", "KEEP", "SCAN", "accumulate", "associative_scan", "checkpoint", "cond", "cumprod", "name", "scan",
-    "switch", "while_loop",
+    "BARRIER", "KEEP", "SCAN", "accumulate", "associative_scan", "checkpoint", "cond", "cumlogsumexp", "cummax",
+    "cummin", "cumprod", "name", "scan", "switch", "while_loop",
 ]  # fmt: skip

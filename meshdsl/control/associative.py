@@ -16,12 +16,13 @@ from ..backend import Local
 from ..dims import Dim, DimLike, Shape, find
 from ..errors import ShapeError
 from ..ir import Labels, Op, Type, only_named
-from ..ops.dtypes import countable, in_wide
+from ..ops.dtypes import check_ordered, countable, in_wide
+from ..ops.elementwise import logaddexp, maximum, minimum
 from ..ops.index_map import replaced
 from ..ops.ordering import block_edges
 from ..ops.reductions import spread
 from ..ops.slicing import shift
-from ..trace import Tensor, bind, tree
+from ..trace import Tensor, as_tensor, bind, tree
 from .affine import cotangents
 from .carry import leaves_of
 from .combine import Combine, combine_of
@@ -254,3 +255,26 @@ def cumprod(x: Any, over: DimLike, exclusive: bool = False, reverse: bool = Fals
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
     return a * b
+
+
+def _running(name: str, f: Callable[[Tensor, Tensor], Tensor], example: str, like: str) -> Callable[..., Tensor]:
+    def running(x: Any, over: DimLike, reverse: bool = False) -> Tensor:
+        x = as_tensor(x)
+        check_ordered(name, x.dtype)
+        return associative_scan(f, x, over, reverse=reverse)
+
+    running.__name__ = running.__qualname__ = name
+    running.__doc__ = f"""The running {like} along a dim, from the start, or from the end if `reverse`.
+
+    >>> import meshdsl as md
+    >>> md.{name}(md.tensor([1.0, 3.0, 2.0], "a"), "a")
+    tensor(float32[a=3], {example})
+
+    NaN propagates. Raises `ShapeError` for a dim that x lacks, and for complex numbers.
+    """
+    return running
+
+
+cummax = _running("cummax", maximum, "[1. 3. 3.]", "maximum")
+cummin = _running("cummin", minimum, "[1. 1. 1.]", "minimum")
+cumlogsumexp = _running("cumlogsumexp", logaddexp, "[1.     3.1269 3.4076]", "`md.logsumexp`")

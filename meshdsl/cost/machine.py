@@ -5,8 +5,8 @@ The files in `meshdsl/cost/machines` come with the package; use them as examples
 
 Modes of a machine: other figures for the same hardware, as another software reaches them.
 
-A machine file has one table for each, such as `[mode.compiled]`, with the top-level keys that it replaces. A machine
-is named with its modes after a colon: `a100-p4de:compiled`, `h100:compiled,flash`. Later modes replace earlier ones.
+A machine file has one table for each, such as `[mode.eager]`, with the top-level keys that it replaces. A machine
+is named with its modes after a colon: `a100-p4de:eager`, `h100:eager,flash`. Later modes replace earlier ones.
 """
 
 from __future__ import annotations
@@ -158,12 +158,12 @@ def machine(name: str | os.PathLike[str], *, profile: str | os.PathLike[str] | N
     A name is looked up in the folders of $MESHDSL_MACHINES (default ~/.config/meshdsl/machines), then among the
     machines of the package. A `name` that ends in `.toml` or contains a path separator is a file. `profile` is a file
     that `meshdsl doctor --profile` has written. After a colon follow modes, which replace figures by those of another
-    software: a GPU runs one operation at a time, as PyTorch launches them; `h100:compiled` is a program of XLA, and
-    `h100:flash` has fused attention.
+    software: `h100` runs programs of XLA, as this library's; `h100:eager` one operation at a time, as PyTorch launches
+    them, and `h100:flash` has fused attention.
 
     >>> machine("tpu-v5e").peak_of("bfloat16")
     197000000000000.0
-    >>> [f"{machine(name).operation * 1e6:.0f} us" for name in ("a100-p4de:compiled", "a100-p4de")]
+    >>> [f"{machine(name).operation * 1e6:.0f} us" for name in ("a100-p4de", "a100-p4de:eager")]
     ['0 us', '16 us']
 
     Raises `MachineError` for an unknown name or mode, and for a malformed file, with all its problems.
@@ -208,8 +208,8 @@ def _load(path: Path, modes: Sequence[str]) -> Machine:
 def split_modes(name: str) -> tuple[str, tuple[str, ...]]:
     """The machine's name or file, and its modes.
 
-    >>> split_modes("h100:compiled,flash"), split_modes("h100"), split_modes("/a:b/mine.toml")
-    (('h100', ('compiled', 'flash')), ('h100', ()), ('/a:b/mine.toml', ()))
+    >>> split_modes("h100:eager,flash"), split_modes("h100"), split_modes("/a:b/mine.toml")
+    (('h100', ('eager', 'flash')), ('h100', ()), ('/a:b/mine.toml', ()))
     """
     base, colon, words = name.rpartition(":")
     if not colon or os.sep in words or words.endswith(".toml"):

@@ -11,6 +11,7 @@ efficiency = [[1e8, 0.1], [1e11, 0.7]]      # FLOPs of a matrix product, fractio
 bfloat16 = 312e12
 [network]
 launch = 20e-6
+message = 0.5e-6            # seconds of each message of an all_to_all
 [[network.level]]           # inner to outer
 kind = "switch"
 axes = { gpu = 8 }
@@ -19,8 +20,8 @@ bandwidth = 230e9
 kind = "all_reduce"
 group = [8]
 points = [[1048576, 92e-6], [1073741824, 8.2e-3]]       # bytes of the whole array, seconds
-[mode.compiled]             # other figures of the same hardware, see `machine`
-operation = 0.0             # seconds
+[mode.eager]                # other figures of the same hardware, see `machine`
+operation = 16e-6           # seconds
 [sources]
 hbm = "data sheet"
 """
@@ -100,6 +101,7 @@ MODE = tuple(_MODE)
 class _NetworkTable:
     level: tuple[NetworkTier, ...]
     launch: FromZero = 0.0
+    message: FromZero = 0.0
     combine: Mapping[Kind, AboveZero] = field(default_factory=dict)
     measured: tuple[TimeTable, ...] = ()
 
@@ -132,7 +134,7 @@ def read_machine(document: Mapping[str, Any], file: str) -> dict[str, Any]:
         fields.setdefault("overlapped_by_compiler", fields["asynchronous"])
     flash = fields.pop("mode", {}).get("flash", {})
     network = fields["network"]
-    fields["network"] = Network(network.level, network.launch, network.measured, network.combine)
+    fields["network"] = Network(network.level, network.launch, network.measured, network.combine, network.message)
     return fields | ({"fused_attention": flash["attention"]} if "attention" in flash else {})
 
 

@@ -24,6 +24,8 @@ from .transfer import KINDS, Group, NetworkTier, TimeTable, read, table_of
 class Network:
     """Levels, inner to outer; measured tables; `launch`: seconds of a collective before data moves.
 
+    An all_to_all of n devices takes `message` seconds more for each of the n - 1 messages that a device sends.
+
     The device's compiler combines independent collectives of the kinds in `combine`, up to so many bytes.
     """
 
@@ -31,6 +33,7 @@ class Network:
     launch: float = 0.0
     tables: tuple[TimeTable, ...] = ()
     combine: Mapping[str, float] = field(default_factory=dict[str, float])
+    message: float = 0.0
 
     @property
     def size(self) -> int:
@@ -108,6 +111,8 @@ class Placement:
         if group.n == 1:
             return 0.0
         launch = self.network.launch
+        if kind == "all_to_all":
+            launch += (group.n - 1) * self.network.message
         table = table_of(self.network.tables, kind, group.counts)
         if table is None:
             return launch + group.moving(kind, size)

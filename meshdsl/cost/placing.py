@@ -113,23 +113,21 @@ def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, 
     factors: list[tuple[str, str, int]] = []  # mesh axis, hardware axis, size; major to minor
     for name in (name for name in assignment if name in sizes):
         text = assignment[name]
-        words = _words(name, text.split() if isinstance(text, str) else list(text), sizes[name], problems)
-        factors += [(name, axis, size) for axis, size in words if axis in level_of]
-        problems += [
-            f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, level_of)}"
-            for axis, _ in words
-            if axis not in level_of
-        ]
+        for axis, size in _words(name, text.split() if isinstance(text, str) else list(text), sizes[name], problems):
+            if axis in level_of:
+                factors.append((name, axis, size))
+            else:
+                near = nearest(axis, level_of)
+                problems.append(f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {near}")
     counts = dict.fromkeys(level_of, 1)
     parts: dict[str, tuple[AxisFactor, ...]] = dict.fromkeys(sizes, ())
     for name, axis, size in reversed(factors):
         parts[name] = (AxisFactor(level_of[axis], axis, size, counts[axis]), *parts[name])
         counts[axis] *= size
-    for axis, n in counts.items():
-        if n > levels[level_of[axis]][axis]:
-            problems.append(
-                f"hardware axis {axis!r} has {levels[level_of[axis]][axis]} members, the assignment uses {n}"
-            )
+    problems += [
+        f"hardware axis {axis!r} has {there} members, the assignment uses {counts[axis]}"
+        for axes in levels for axis, there in axes.items() if counts[axis] > there
+    ]  # fmt: skip
     if problems:
         raise LayoutError("the assignment of mesh axes to hardware axes does not fit\n  " + "\n  ".join(problems))
     used = tuple({axis: counts[axis] for axis in axes} for axes in levels)

@@ -15,6 +15,7 @@ bandwidth of a link, a the latency of a hop. An all_reduce counts as two all_gat
       torus axes                  the greatest of n_i V/(8NW) where an axis wraps, of n_i V/(4NW) where it does not
       switch, or between nodes    (n-1)/n^2 V/W
       mesh                        V/(n^2 W)
+      and the network's seconds of a message, N - 1 times
     permute                       the bytes that one device sends / W + hops a
 
 One phase for each level is several collectives, which a program states (`lowering.collective_steps`).

@@ -8,6 +8,7 @@ Dims in `split` and `contract` may be sharded; the others are gathered. The grad
 # (JAX's jaxprs are only partly typed)
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -72,23 +73,25 @@ def without_padding(c: Local, xs: Sequence[Any], run: Callable[[Sequence[Any], l
     """
     own = {d.name: n for b in c.ins for d, n in zip(b.dims, b.sizes, strict=True)}
     uneven, which = _uneven(c, own)
-    summed = [all(d not in b.dims for b in c.outs) for d in uneven]
+    summed = {d for d in uneven if all(d not in b.dims for b in c.outs)}
 
     def of_size(sizes: Sequence[int]) -> Callable[..., list[Any]]:
-        block = own | {d.name: n for d, n in zip(uneven, sizes, strict=True) if n}
+        lengths = dict(zip(uneven, sizes, strict=True))
+        block = own | {d.name: n for d, n in lengths.items() if n}
         types = types_of([b.dims for b in c.ins], [[block[d.name] for d in b.dims] for b in c.ins], dtypes)
-        nothing = any(vanishes and not n for vanishes, n in zip(summed, sizes, strict=True))
-
-        def results(*xs: Any) -> list[Any]:
-            ys = run([x[tuple(slice(0, d.size) for d in t.dims)] for x, t in zip(xs, types, strict=True)], types)
-            ys = [resized(c, y, dict(enumerate(block.sizes))) for y, block in zip(ys, c.outs, strict=True)]
-            return [c.xp.where(np.zeros(y.shape, bool), y, c.xp.zeros_like(y)) for y in ys] if nothing else ys
-
-        return results
+        nothing = any(not lengths[d] for d in summed)
+        return functools.partial(_of_block, c, run, types, nothing)
 
     dtypes = [x.dtype for x in xs]
     branches = [of_size(sizes) for sizes in itertools.product(*uneven.values())]
     return c.xp.switch(which, branches, *xs) if uneven else branches[0](*xs)
+
+
+def _of_block(c: Local, run: Callable[..., Sequence[Any]], types: list[Type], nothing: bool, *xs: Any) -> list[Any]:
+    """The results of a function of the elements that blocks of these types have; zeros if it has `nothing` to sum."""
+    ys = run([x[tuple(slice(0, d.size) for d in t.dims)] for x, t in zip(xs, types, strict=True)], types)
+    ys = [resized(c, y, dict(enumerate(block.sizes))) for y, block in zip(ys, c.outs, strict=True)]
+    return [c.xp.where(np.zeros(y.shape, bool), y, c.xp.zeros_like(y)) for y in ys] if nothing else ys
 
 
 def _uneven(c: Local, own: Mapping[str, int]) -> tuple[dict[Dim, list[int]], Any]:
@@ -140,18 +143,10 @@ def _vjp(
     What a result without such a dim adds to them is not: every device has all of it.
     """
     cts = list(cts) if isinstance(cts, list | tuple) else [cts]
-    cut, floats = (*f.split, *f.contract), [i for i, x in enumerate(ins) if kind(x.dtype) in "fc"]
-    groups: dict[tuple[frozenset[str], frozenset[str]], tuple[list[int], list[int]]] = {}
-    for i, (k, aval) in itertools.product(floats, enumerate(f.traced(f.operands).out_avals)):
-        if kind(aval.dtype) in "fc":
-            missing = frozenset(cut) - {*names(ins[i].dims)}
-            shared = missing.intersection(f.split) - {*names(results[k])}
-            members, read = groups.setdefault((missing, shared), ([], []))
-            members += [] if i in members else [i]
-            read += [] if k in read else [k]
+    cut = (*f.split, *f.contract)
     grads: list[Tensor | None] = [None] * len(ins)
     checked = f.checked and has_own_gradient(f.traced(f.operands))
-    for (missing, shared), (members, read) in groups.items():
+    for (missing, shared), (members, read) in _groups(f, ins, results).items():
         operands = (*ins, *(cts[k] for k in read))
         types, shapes = tuple(x.type for x in operands), tuple(ins[i].dims for i in members)
         contract = tuple(name for name in cut if name in missing - shared)
@@ -165,6 +160,23 @@ def _vjp(
             known = grads[i]
             grads[i] = grad if known is None else add(known, grad)
     return grads
+
+
+Groups = dict[tuple[frozenset[str], frozenset[str]], tuple[list[int], list[int]]]
+
+
+def _groups(f: JaxFunction, ins: Sequence[Tensor], results: Sequence[Shape]) -> Groups:
+    """The operands and the results that share an equation, by number, for the split dims that the operands lack and
+    those of them that the results lack too."""
+    floats, groups = [i for i, x in enumerate(ins) if kind(x.dtype) in "fc"], Groups()
+    for i, (k, aval) in itertools.product(floats, enumerate(f.traced(f.operands).out_avals)):
+        if kind(aval.dtype) in "fc":
+            missing = frozenset((*f.split, *f.contract)) - {*names(ins[i].dims)}
+            shared = missing.intersection(f.split) - {*names(results[k])}
+            members, read = groups.setdefault((missing, shared), ([], []))
+            members += [] if i in members else [i]
+            read += [] if k in read else [k]
+    return groups
 
 
 def _pulled(f: JaxFunction, count: int, members: Sequence[int], floats: Sequence[int]) -> Callable[..., Any]:

@@ -89,20 +89,23 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
     mixed = mixing(f, names(shape), tuple(t.dtype for t in types), whole, block)
     if mixed is None:
         return
-    if mixed.primitive in _INSTEAD_OF:
-        instead = f"use {_INSTEAD_OF[mixed.primitive]} outside the function"
-    elif not mixed.primitive or "size" in mixed.what:
-        instead = "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
-    else:
-        instead = "write it with md operations"
     line = f" ({mixed.where})" if mixed.where else ""
     name = getattr(f, "__name__", str(f))
     problem = f"in {name}, {mixed.primitive} {mixed.what}" if mixed.primitive else f"{name} {mixed.what}"
     raise ShapeError(
         f"md.map needs an elementwise function; {problem.rstrip(',')}{line}\n"
         f"  x is {show(shape)}, and a device would compute it from its own block alone\n"
-        f"  {instead}"
+        f"  {_way_out(mixed)}"
     )
+
+
+def _way_out(mixed: Problem) -> str:
+    """What to write instead of an operation that mixes elements."""
+    if mixed.primitive in _INSTEAD_OF:
+        return f"use {_INSTEAD_OF[mixed.primitive]} outside the function"
+    if not mixed.primitive or "size" in mixed.what:
+        return "pass arrays as tensors, md.map(f, x, md.tensor(array, dims)), and sizes as numbers, x.dims[0].size"
+    return "write it with md operations"
 
 
 @lru_cache(maxsize=1024)

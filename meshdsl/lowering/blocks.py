@@ -125,23 +125,17 @@ PICK = Op(  # separate from `merge_top_k`, so that unused indices are not sent
 )
 
 
-RELABEL = Op(  # a row-major reshape of one device's block: merges several dims, the first sharded, into one, or back
+RELABEL = Op(  # a row-major reshape of one device's block, which is a block of the result as its sharding says
     "relabel",
-    type=lambda x, *, shape, label: Type(shape, x.dtype),
-    kernel=lambda c, x, *, shape, label: c.xp.reshape(x, c.outs[0].sizes),
+    type=lambda x, *, shape: Type(shape, x.dtype),
+    kernel=lambda c, x, *, shape: c.xp.reshape(x, c.outs[0].sizes),
     linear=Linear.JOINT,
-    rule=lambda x, *, shape, label: _relabel_rule(x, shape, label),
+    shardings=lambda eqn: [
+        Sharding.of(dict(eqn.outs[0].sharding.split), eqn.ins[0].sharding.partial, eqn.ins[0].sharding.kind)
+    ],
     fuses=Fuses.VIEW,
     inside_blocks=True,
 )
-
-
-def _relabel_rule(x: Type, shape: Shape, label: tuple[str, str]) -> Labels:
-    old, new = label
-    shared = {d.name for d in x.dims} & {d.name for d in shape}
-    ins = {d.name: new if d.name == old else d.name if d.name in shared else None for d in x.dims}
-    outs = {d.name: new if d.name == new else d.name if d.name in shared else None for d in shape}
-    return Labels((ins,), (outs,))
 
 
 def _filled(c: Local, counts: Any, *, dim: Dim, parts: Dim, size: int, axes: tuple[str, ...]) -> Any:

@@ -96,9 +96,8 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
         xs = promote(*_with_one_pair_multiplied(xs, shape, dtype))
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":
         xs = tuple(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs))
-        if len({x.dtype.itemsize for x in xs}) > 1:  # some were summed, in the dtype of the sum
-            widest = max((x.dtype for x in xs), key=lambda kind: kind.itemsize)
-            xs = tuple(cast(x, widest) for x in xs)
+        widest = max((x.dtype for x in xs), key=lambda kind: kind.itemsize)
+        xs = tuple(cast(x, widest) if x.dtype.itemsize < widest.itemsize else x for x in xs)  # some were summed
     return bind1(EINSUM, *xs, out=shape, dtype=dtype)
 
 

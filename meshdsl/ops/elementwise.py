@@ -162,10 +162,36 @@ relu = _unary(
     bounded=Bounded.BY_OPERANDS,
     like="jax.nn.relu",
 )
+_SLOPES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # dtypes, and the derivative from the operand and the result
+    "tan": ("fc", lambda x, out: 1 + square(out)),
+    "sinh": ("fc", lambda x, out: cosh(x)),
+    "cosh": ("fc", lambda x, out: sinh(x)),
+    "asin": ("f", lambda x, out: rsqrt(1 - square(x))),
+    "acos": ("f", lambda x, out: -rsqrt(1 - square(x))),
+    "atan": ("f", lambda x, out: 1 / (1 + square(x))),
+    "asinh": ("f", lambda x, out: rsqrt(square(x) + 1)),
+    "acosh": ("f", lambda x, out: rsqrt((x - 1) * (x + 1))),
+    "atanh": ("f", lambda x, out: 1 / (1 - square(x))),
+    "log2": ("f", lambda x, out: 1 / (x * math.log(2))),
+    "log10": ("f", lambda x, out: 1 / (x * math.log(10))),
+    "exp2": ("f", lambda x, out: out * math.log(2)),
+    "cbrt": ("f", lambda x, out: out / (3 * x)),
+}
+
+
+def _transcendental(name: str) -> Callable[[Any], Tensor]:
+    kinds, slope = _SLOPES[name]
+    return _unary(
+        name, lambda xp: getattr(xp, name), lambda ct, x, out: (ct * slope(x, out),), kinds=kinds, transcendental=True
+    )
+
+
+tan, sinh, cosh, asin, acos, atan, asinh, acosh, atanh, log2, log10, exp2, cbrt = map(_transcendental, _SLOPES)
 floor = _unary("floor", lambda xp: xp.floor, lambda ct, x: (None,), kinds="f")
 ceil = _unary("ceil", lambda xp: xp.ceil, lambda ct, x: (None,), kinds="f")
 round = _unary("round", lambda xp: xp.round, lambda ct, x: (None,), kinds="f")
 isnan = _unary("isnan", lambda xp: xp.isnan, None, kinds="fc", dtype=np.dtype(bool))
+isinf = _unary("isinf", lambda xp: xp.isinf, None, kinds="fc", dtype=np.dtype(bool))
 isfinite = _unary("isfinite", lambda xp: xp.isfinite, None, kinds="fc", dtype=np.dtype(bool))
 logical_not = _unary("logical_not", lambda xp: xp.logical_not, None, kinds="b")
 invert = _unary("invert", lambda xp: xp.invert, None, kinds="ib", shown=False)
@@ -246,6 +272,32 @@ minimum = _binary(
     kinds="fib",
     shown=True,
     bounded=Bounded.BY_OPERANDS,
+)
+atan2 = _binary(
+    "atan2",
+    lambda xp: xp.atan2,
+    lambda ct, x, y: (ct * (y / (square(x) + square(y))), -ct * (x / (square(x) + square(y)))),
+    kinds="f",
+    inexact=True,
+    shown=True,
+    transcendental=True,
+)
+hypot = _binary(
+    "hypot",
+    lambda xp: xp.hypot,
+    lambda ct, x, y, out: tuple(ct * where(equal(out, 0), 0, z / where(equal(out, 0), 1, out)) for z in (x, y)),
+    kinds="f",
+    inexact=True,
+    shown=True,
+)
+logaddexp = _binary(
+    "logaddexp",
+    lambda xp: xp.logaddexp,
+    lambda ct, x, y: tuple(ct * where(equal(x, y), 0.5, sigmoid(z)) for z in (x - y, y - x)),
+    kinds="f",
+    inexact=True,
+    shown=True,
+    transcendental=True,
 )
 _power = _binary(
     "power",

@@ -90,7 +90,7 @@ def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
     return Type((*i.dims, *(d for d in _other_dims(x, over) if d not in i.dims)), x.dtype)
 
 
-def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
+def rows_of(c: Local, block: Any, over: Dim, i: Any) -> Any:
     """The nearest indices in this device's block along `over`, and a mask of those that were inside the block."""
     axes, size = block.axes[block.position(over)], block.size(over)
     if not axes:
@@ -102,13 +102,13 @@ def _rows(c: Local, block: Any, over: Dim, i: Any) -> Any:
     return at, (at == i) & (i < over.size - start)
 
 
-def _index_label(over: Dim, i: Type) -> str:
+def index_label(over: Dim, i: Type) -> str:
     """The label of the indexed dim: its name, or a different label if the indices have a dim of that name."""
     return f"{over.name}*" if over.name in {d.name for d in i.dims} else over.name
 
 
 def _take_rule(x: Type, i: Type, over: Dim) -> Labels:
-    table = {d.name: _index_label(over, i) if d == over else d.name for d in x.dims}
+    table = {d.name: index_label(over, i) if d == over else d.name for d in x.dims}
     return Labels((table, named(i.dims)), (named(_take_type(x, i, over=over).dims),))
 
 
@@ -124,7 +124,7 @@ def flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int)
 
 
 def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
-    i, inside = _rows(c, c.ins[0], over, i)
+    i, inside = rows_of(c, c.ins[0], over, i)
     paired = [d for d in c.ins[0].dims if d != over and d in c.ins[1].dims]
     axes = [c.ins[0].position(d) for d in (*paired, over)]
     x = c.xp.moveaxis(x, axes, range(len(axes)))
@@ -156,7 +156,7 @@ def gather(x: Tensor, i: Tensor, over: Dim) -> Tensor:
     return bind1(TAKE, x, i, over=over)
 
 
-def _indices(name: str, i: Any, over: Dim, drop: bool) -> Tensor:
+def checked_indices(name: str, i: Any, over: Dim, drop: bool) -> Tensor:
     """The indices; known ones counted from the end where negative. Raises `ShapeError` for known ones out of range."""
     known = None if drop else known_values(i) if isinstance(i, Tensor) else np.asarray(i)
     i, n = as_tensor(i), over.size
@@ -201,7 +201,7 @@ def take(x: Any, i: Any, over: DimLike, *, drop: bool = False) -> Tensor:
     """
     x = as_tensor(x)
     dim = find(over, x.dims)
-    return gather(x, _indices("take", i, dim, drop), dim)
+    return gather(x, checked_indices("take", i, dim, drop), dim)
 
 
 def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
@@ -214,12 +214,12 @@ def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
 
 def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
     out = _scatter_type(i, updates, over=over, paired=paired).dims
-    out_labels = {d.name: _index_label(over, i) if d == over else d.name for d in out}
+    out_labels = {d.name: index_label(over, i) if d == over else d.name for d in out}
     return Labels((named(i.dims), named(updates.dims)), (out_labels,))
 
 
 def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
-    index, inside = _rows(c, c.outs[0], over, i)
+    index, inside = rows_of(c, c.outs[0], over, i)
     order = [c.ins[1].position(d) for d in c.ins[0].dims]
     order += [k for k in range(len(c.ins[1].dims)) if k not in order]
     updates = c.xp.transpose(updates, order)
@@ -271,20 +271,20 @@ def put_add(x: Any, i: Any, updates: Any, over: DimLike, *, drop: bool = False) 
     """
     x, updates = as_tensor(x), as_tensor(updates)
     dim = find(over, x.dims)
-    i = _indices("put_add", i, dim, drop)
+    i = checked_indices("put_add", i, dim, drop)
     rest = _other_dims(x, dim)
-    _check_put(x.type, i.type, updates.type, rest)
+    check_updates("put_add", x.type, i.type, updates.type, rest)
     needed = dict.fromkeys((*i.dims, *rest))
     missing = [d for d in needed if d not in updates.dims]
     updates = broadcast(updates, (*missing, *updates.dims)) if missing else updates
     return x + _scatter_add(i, cast(updates, x.dtype), dim, x.dims)
 
 
-def _check_put(x: Type, i: Type, updates: Type, rest: Shape) -> None:
+def check_updates(name: str, x: Type, i: Type, updates: Type, rest: Shape) -> None:
     extra = [d for d in updates.dims if d not in (*i.dims, *rest)]
     if extra:
         raise ShapeError(
-            f"md.put_add: the updates {show(updates.dims)} have {show(extra)}, which neither the indices "
+            f"md.{name}: the updates {show(updates.dims)} have {show(extra)}, which neither the indices "
             f"{show(i.dims)} nor the tensor {show(x.dims)} has\n  sum them away first, with md.sum"
         )
 
@@ -299,7 +299,7 @@ def _along_labels(x: Shape, i: Shape, over: Dim, to: Dim, scatters: bool) -> Lab
 
 def _take_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     axis = c.ins[0].position(over)
-    i, inside = _rows(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
+    i, inside = rows_of(c, c.ins[0], over, c.align(i, c.ins[1], c.outs[0]))
     if not x.shape[axis]:
         return c.xp.zeros(c.outs[0].sizes, x.dtype)
     values = c.xp.take_along_axis(x, i, axis=axis)
@@ -327,7 +327,7 @@ def _put_along_type(x: Type, i: Type, *, over: Dim, to: Dim) -> Type:
 
 def _put_along_kernel(c: Local, x: Any, i: Any, *, over: Dim, to: Dim) -> Any:
     axis = c.ins[0].position(to)
-    i, inside = _rows(c, c.outs[0], over, c.align(i, c.ins[1], c.ins[0]))
+    i, inside = rows_of(c, c.outs[0], over, c.align(i, c.ins[1], c.ins[0]))
     rows = c.outs[0].size(over)
     i = c.xp.moveaxis(c.xp.where(inside, i, rows), axis, -1)
     return c.xp.moveaxis(c.xp.scatter_along(rows, i, c.xp.moveaxis(x, axis, -1)), -1, axis)

@@ -18,6 +18,8 @@ from ..trace.tensors import is_public
 from . import elementwise as ops
 from . import reductions
 from .dtypes import cast
+from .named_index import at, named_index
+from .statistics import std
 
 
 def _operand(x: Any) -> bool:
@@ -82,12 +84,12 @@ _COMPARISONS = {
 }  # fmt: skip
 _OTHERS = {
     "neg": ops.negative, "abs": ops.abs, "invert": ops.invert, "matmul": _no_matmul, "rmatmul": _no_matmul,
-    "array_ufunc": _numpy_function,
+    "array_ufunc": _numpy_function, "getitem": named_index,
 }  # fmt: skip
 
 _METHODS: dict[str, Callable[..., Tensor]] = {
     "all": reductions.all, "any": reductions.any, "astype": cast, "max": reductions.max, "mean": reductions.mean,
-    "min": reductions.min, "prod": reductions.prod, "sum": reductions.sum, "var": reductions.var,
+    "min": reductions.min, "prod": reductions.prod, "std": std, "sum": reductions.sum, "var": reductions.var,
 }  # fmt: skip
 
 for _name, _function in _ARITHMETIC.items():
@@ -99,4 +101,5 @@ for _name, _function in _METHODS.items():
     setattr(Tensor, _name, _function)
 for _name, _function in _OTHERS.items():
     setattr(Tensor, f"__{_name}__", _function)
+Tensor.at = at  # pyright: ignore[reportAttributeAccessIssue] - a property of every tensor
 Tensor.__hash__ = object.__hash__

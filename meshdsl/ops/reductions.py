@@ -18,6 +18,7 @@ from ..ir import Bounded, Fuses, Linear, Op, Reduce, Type
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_ordered, in_wide, kind, mean_dtype, sum_dtype
 from .elementwise import absolute_square, logical_not, where
+from .masking import identity
 
 
 def over_dims(x: Tensor, over: DimsLike | None) -> Shape:
@@ -104,7 +105,20 @@ def total(x: Tensor, over: DimsLike | None = None) -> Tensor:
     return bind1(SUM, x, over=over_dims(x, over))
 
 
-def sum(x: Any, over: DimsLike | None = None) -> Tensor:
+def _kept(x: Any, where_: Any, fill: Any) -> Tensor:
+    """x, with `fill` where the condition of a reduction is false; "low" and "high" are the extremes of the dtype."""
+    x = as_tensor(x)
+    return x if where_ is None else where(where_, x, as_tensor(identity(fill, x.dtype), x.dtype))
+
+
+def count(where_: Any, x: Tensor, over: Shape) -> Any:
+    """The number of elements that a reduction of x reads, along the dims that it removes."""
+    if where_ is None:
+        return size_of(over)
+    return total(broadcast(cast(where_, mean_dtype(x.dtype)), x.dims), over)
+
+
+def sum(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """The sum over one or several dims, or all (default).
 
     >>> import meshdsl as md
@@ -115,9 +129,9 @@ def sum(x: Any, over: DimsLike | None = None) -> Tensor:
 
     The dtype is that of `jnp.sum`: integers and booleans are added in JAX's default integer, int32 or uint32 (64 bits
     if JAX has them enabled). Floats of 8 and 16 bits are added in float32, over devices too, and rounded once.
-    Raises `ShapeError` for a dim that x lacks.
+    Only elements where the boolean tensor `where` is true are read. Raises `ShapeError` for a dim that x lacks.
     """
-    return _accumulated(SUM, as_tensor(x), over)
+    return _accumulated(SUM, _kept(x, where, 0), over)
 
 
 def _accumulated(op: Op, x: Tensor, over: DimsLike | None) -> Tensor:
@@ -126,7 +140,7 @@ def _accumulated(op: Op, x: Tensor, over: DimsLike | None) -> Tensor:
     return in_wide(lambda wide: bind1(op, wide, over=over_dims(x, over)), x, dtype)
 
 
-def mean(x: Any, over: DimsLike | None = None) -> Tensor:
+def mean(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """The arithmetic mean over one or several dims, or all (default). Padding is never counted.
 
     >>> import meshdsl as md
@@ -134,94 +148,105 @@ def mean(x: Any, over: DimsLike | None = None) -> Tensor:
     tensor(float32[], 3.)
 
     The dtype is that of `jnp.mean`: float32 for integers and booleans (float64 for those of 64 bits). Floats of 8 and
-    16 bits are added in float32, over devices too, and rounded once. Raises `ShapeError` for a dim that x lacks.
+    16 bits are added in float32, over devices too, and rounded once. Only elements where `where` is true are read.
+    Raises `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
+    x = _kept(x, where, 0)
     reduced_dims = over_dims(x, over)
-    return in_wide(lambda wide: total(wide, reduced_dims) / size_of(reduced_dims), x, mean_dtype(x.dtype))
+
+    def wide_mean(wide: Tensor) -> Tensor:
+        return total(wide, reduced_dims) / count(where, wide, reduced_dims)
+
+    return in_wide(wide_mean, x, mean_dtype(x.dtype))
 
 
-def max(x: Any, over: DimsLike | None = None) -> Tensor:
+def max(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """The maximum over one or several dims, or all (default). NaN propagates; ties share the gradient equally.
 
     >>> import meshdsl as md
     >>> md.max(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
     tensor(float32[b=2], [3. 5.])
 
-    Raises `ShapeError` for a dim that x lacks or whose size is 0, and for complex numbers.
+    Only elements where `where` is true are read. Raises `ShapeError` for a dim that x lacks or whose size is 0, and for
+    complex numbers.
     """
-    x = as_tensor(x)
+    x = _kept(x, where, "low")
     reduced_dims = over_dims(x, over)
     _check_nonempty("max", x, reduced_dims)
     return bind1(MAX, x, over=reduced_dims)
 
 
-def min(x: Any, over: DimsLike | None = None) -> Tensor:
+def min(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """The minimum over one or several dims, or all (default). NaN propagates; ties share the gradient equally.
 
     >>> import meshdsl as md
     >>> md.min(md.tensor([[1.0, 5.0], [3.0, 2.0]], "a b"), "a")
     tensor(float32[b=2], [1. 2.])
 
-    Raises `ShapeError` for a dim that x lacks or whose size is 0, and for complex numbers.
+    Only elements where `where` is true are read. Raises `ShapeError` for a dim that x lacks or whose size is 0, and for
+    complex numbers.
     """
-    x = as_tensor(x)
+    x = _kept(x, where, "high")
     reduced_dims = over_dims(x, over)
     _check_nonempty("min", x, reduced_dims)
     return bind1(_MIN, x, over=reduced_dims)
 
 
-def prod(x: Any, over: DimsLike | None = None) -> Tensor:
+def prod(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """The product over one or several dims, or all (default); its dtype follows the rule of `md.sum`.
 
     >>> import meshdsl as md
     >>> md.prod(md.tensor([2.0, 3.0], "a"))
     tensor(float32[], 6.)
 
-    Raises `ShapeError` for a dim that x lacks.
+    Only elements where `where` is true are read. Raises `ShapeError` for a dim that x lacks.
     """
-    return _accumulated(PROD, as_tensor(x), over)
+    return _accumulated(PROD, _kept(x, where, 1), over)
 
 
-def any(x: Any, over: DimsLike | None = None) -> Tensor:
+def any(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """True where any element is true, over one or several dims, or all (default). Nonzero numbers count as true.
 
     >>> import meshdsl as md
     >>> md.any(md.tensor([True, False], "a"))
     tensor(bool[], True)
 
-    Raises `ShapeError` for a dim that x lacks.
+    Only elements where `where` is true are read. Raises `ShapeError` for a dim that x lacks.
     """
-    return total(cast(cast(x, bool), "int32"), over) > 0
+    return total(cast(_kept(cast(x, bool), where, False), "int32"), over) > 0
 
 
-def all(x: Any, over: DimsLike | None = None) -> Tensor:
+def all(x: Any, over: DimsLike | None = None, where: Any = None) -> Tensor:
     """True where all elements are true, over one or several dims, or all (default). Nonzero numbers count as true.
 
     >>> import meshdsl as md
     >>> md.all(md.tensor([True, False], "a"))
     tensor(bool[], False)
 
-    Raises `ShapeError` for a dim that x lacks.
+    Only elements where `where` is true are read. Raises `ShapeError` for a dim that x lacks.
     """
-    return total(cast(logical_not(cast(x, bool)), "int32"), over) == 0
+    return total(cast(logical_not(_kept(cast(x, bool), where, True)), "int32"), over) == 0
 
 
-def var(x: Any, over: DimsLike | None = None) -> Tensor:
-    """The population variance over one or several dims, or all (default); two-pass.
+def var(x: Any, over: DimsLike | None = None, where: Any = None, ddof: int = 0) -> Tensor:
+    """The variance over one or several dims, or all (default); two-pass. `ddof=1`: that of a sample, by n - 1.
 
     >>> import meshdsl as md
     >>> md.var(md.tensor([1.0, 3.0], "a"))
     tensor(float32[], 1.)
 
     The variance of complex numbers is real: the mean of the squared distances from their mean. Otherwise the dtype is
-    that of `md.mean`; it is computed in float32 or wider. Raises `ShapeError` for a dim that x lacks.
+    that of `md.mean`; it is computed in float32 or wider. Only elements where `where` is true are read. Raises
+    `ShapeError` for a dim that x lacks.
     """
-    x = as_tensor(x)
+    x = _kept(x, where, 0)
     reduced_dims = over_dims(x, over)
 
     def wide_var(x: Tensor) -> Tensor:
-        return mean(absolute_square(x - broadcast(mean(x, reduced_dims), x.dims)), reduced_dims)
+        squares = absolute_square(x - broadcast(mean(x, reduced_dims, where), x.dims))
+        if not ddof:
+            return mean(squares, reduced_dims, where)
+        return total(_kept(squares, where, 0), reduced_dims) / (count(where, squares, reduced_dims) - ddof)
 
     dtype = mean_dtype(x.dtype)
     return wide_var(x) if kind(dtype) == "c" else in_wide(wide_var, x, dtype)

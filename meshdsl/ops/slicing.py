@@ -122,25 +122,18 @@ def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple
     return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
 
 
-_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, pieces=_pad_pieces)
+PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, pieces=_pad_pieces)
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
-    """Add `low` elements of `value` before, `high` after, and `inner` between elements; negative numbers crop.
-
-    >>> import meshdsl as md
-    >>> md.pad(md.tensor([1.0, 2.0], "a"), "a", 1, 0)
-    tensor(float32[a=3], [0. 1. 2.])
-
-    Raises `ShapeError` for a dim that x lacks, for a negative `inner`, and if it would crop more elements than exist.
-    """
+    """x with `value` before, after and between its elements; `resizing.pad` is the public function."""
     x = as_tensor(x)
     fill = checked_number(value, x.dtype)
 
     d = find(dim, x.dims)
     if d.size + max(d.size - 1, 0) * inner + min(low, 0) + min(high, 0) < 0 or inner < 0:
         raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
-    return bind1(_PAD, x, dim=d, low=int(low), high=int(high), inner=int(inner), value=fill)
+    return bind1(PAD, x, dim=d, low=int(low), high=int(high), inner=int(inner), value=fill)
 
 
 _REVERSE = along(

@@ -71,13 +71,13 @@ def _is_zero(v: Var, producers: Mapping[Var, Eqn]) -> bool:
         return bool(eqn.params["value"] == 0)
     if eqn.op is CONSTANT:
         return not np.any(eqn.params["value"])
-    zeros = [_is_zero(x, producers) for x in eqn.ins]
+    zeros = (_is_zero(x, producers) for x in eqn.ins)  # as few as decide
     match eqn.operation.linear:
         case Linear.EACH:
             return any(zeros)
         case Linear.JOINT:
-            return all(zeros) or (eqn.op is SUBTRACT and eqn.ins[0] is eqn.ins[1])
+            return (eqn.op is SUBTRACT and eqn.ins[0] is eqn.ins[1]) or all(zeros)
         case Linear.BRANCHES:
-            return all(zeros[1:])
+            return all(_is_zero(x, producers) for x in eqn.ins[1:])
         case _:
             return eqn.op is CAST and all(zeros)

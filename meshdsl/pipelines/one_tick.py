@@ -20,7 +20,7 @@ import numpy as np
 from ..control import cond
 from ..control.batching import batched
 from ..dims import Dim, fresh_dim
-from ..ir import Graph, Product, Type, Var, walk
+from ..ir import Graph, Type, Var
 from ..ops.creation import EMPTY, full, zeros_like
 from ..ops.dtypes import cast
 from ..ops.elementwise import add, maximum, minimum, where
@@ -29,6 +29,7 @@ from ..ops.reductions import broadcast, total
 from ..ops.slicing import roll, shift
 from ..trace import Tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
+from .flow import Flow, has_products, operands_of
 from .spread import Spread, frequency
 from .stages import (
     LoopResults,
@@ -60,75 +61,19 @@ class Dims:
 class Pipe:
     """A pipeline and the operands of its loop over micro-batches; the methods compute one tick of all stages."""
 
-    loop: Loop
+    flow: Flow
     dims: Dims
     ins: Sequence[Tensor]
     fixed: Mapping[Var, Tensor]  # what the loops over layers read that no micro-batch changes
     fixed_layers: Mapping[Var, Tensor]  # of that, the stacks, as see `layers_of_stages`: weights of the layers
 
     @property
+    def loop(self) -> Loop:
+        return self.flow.loop
+
+    @property
     def stage(self) -> Dim:
         return self.dims.stages.stage
-
-    @cached_property
-    def given(self) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
-        """The constants and the rows of the body."""
-        consts, _, rows = loop_of(self.loop.eqn).inputs(self.loop.body.ins)
-        return tuple(consts), tuple(rows)
-
-    @cached_property
-    def crossing(self) -> tuple[Var, ...]:
-        """Values, computed between the loops over layers or `along`, that the backward loop or later equations read."""
-        consts, _, rows = operands_of(self.loop.backward)
-        saved = {*self.saved}
-        read = [v for v in (*consts, *rows) if v not in saved]
-        read += [v for v in _read(self._after(self._between_values)) if self.loop.levels.get(v) is Level.BETWEEN]
-        along = set(self.along)
-        return tuple(v for v in dict.fromkeys(read) if v in along or self.loop.levels[v] is Level.BETWEEN)
-
-    @cached_property
-    def along(self) -> tuple[Var, ...]:
-        """Constants of the loops over layers that products compute before them: they go along with the carries."""
-        consts = [v for eqn in (self.loop.forward, self.loop.backward) for v in operands_of(eqn)[0]]
-        before = [v for v in dict.fromkeys(consts) if self.loop.levels[v] is Level.BEFORE]
-        return tuple(v for v in before if _has_products(self._before([v])))
-
-    def _before(self, wanted: Sequence[Var]) -> Graph:
-        """Values that are computed before the layers, from constants and rows of the body."""
-        return values(self.loop.body, [*self.given[0], *self.given[1]], wanted)
-
-    @cached_property
-    def _between_values(self) -> tuple[Var, ...]:
-        return tuple(v for v, level in self.loop.levels.items() if level is Level.BETWEEN)
-
-    @cached_property
-    def saved(self) -> tuple[Var, ...]:
-        """Rows of the forward loop that the backward loop reads, in the ring."""
-        _, rows = loop_of(self.loop.forward).results(self.loop.forward.outs)
-        read = set(operands_of(self.loop.backward)[2])
-        return tuple(v for v in rows if v in read)
-
-    def _after(self, given: Sequence[Var]) -> Graph:
-        """The terms that are computed after the backward loop, from its carries and the values in `given`."""
-        wanted = [v for each in self.loop.terms for v in each.after]
-        carries, _ = loop_of(self.loop.backward).results(self.loop.backward.outs)
-        return values(self.loop.body, [*self.given[0], *self.given[1], *given, *carries], wanted)
-
-    @cached_property
-    def between_graph(self) -> Graph:
-        """What the loops over layers need from each other, and terms, from the results of the forward loop."""
-        carries = operands_of(self.loop.backward)[1]
-        wanted = [carries[i] for i in self.loop.shipped] + [*self.crossing]
-        wanted += [v for each in self.loop.terms for v in each.between]
-        given = [*self.given[0], *self.given[1], *self.loop.forward.outs, *self.along]
-        return values(self.loop.body, given, wanted)
-
-    @cached_property
-    def collected(self) -> tuple[Var, ...]:
-        """Rows of the forward loop that are read between the loops: they go from stage to stage until complete."""
-        _, rows = loop_of(self.loop.forward).results(self.loop.forward.outs)
-        read = _read(self.between_graph)
-        return tuple(v for v in rows if v in read)
 
     def row(self, number: Tensor) -> list[Tensor]:
         """The rows of a micro-batch, by its number; with the dim `stage` if each stage has its own number."""
@@ -141,29 +86,25 @@ class Pipe:
         stage, inner = self.stage, self.dims.stages.inner
         slot = Dim(self.dims.slot.name, self.dims.slot.size * inner.size)
         ring = [
-            bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:]), number=i) for i, v in enumerate(self.saved)
+            bind1(EMPTY, dtype=v.dtype, shape=(stage, slot, *v.dims[1:]), number=i)
+            for i, v in enumerate(self.flow.saved)
         ]
-        forward = [_filled((stage, *v.dims), v) for v in (*operands_of(self.loop.forward)[1], *self.along)]
-        collected = [_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.collected]
+        forward = [_filled((stage, *v.dims), v) for v in (*operands_of(self.loop.forward)[1], *self.flow.along)]
+        collected = [_filled((stage, self._every, inner, *v.dims[1:]), v) for v in self.flow.collected]
         computed = [*forward, *collected]
         return ring, [*computed, *(forward if self.spread else ())], computed
 
     @cached_property
-    def _entering_graph(self) -> Graph:
-        """The computation of the first layer's inputs, and of what goes along with them."""
-        return self._before([*operands_of(self.loop.forward)[1], *self.along])
-
-    @cached_property
     def spread(self) -> Spread | None:
         """The `Spread` of the products before and after the layers; None if there are none, or with several chunks."""
-        graphs = self._entering_graph, self._after(self._between_values)
-        found = any(map(_has_products, graphs)) and self.loop.schedule.chunks == 1
+        graphs = self.flow.entering, self.flow.after
+        found = any(map(has_products, graphs)) and self.loop.schedule.chunks == 1
         return Spread(self.stage, self.loop.schedule.microbatches) if found else None
 
     @cached_property
     def _every(self) -> Dim:
         every = Dim(f"{self.stage.name}__collected", self.stage.size * self.loop.schedule.chunks)
-        return fresh_dim(every, *(v.dims for v in self.collected))
+        return fresh_dim(every, *(v.dims for v in self.flow.collected))
 
     def unit(self, number: Tensor) -> tuple[Tensor, Tensor | int]:
         """The micro-batch and the chunk of a stage's unit of work (`Schedule.unit`); in a bubble, any."""
@@ -176,7 +117,7 @@ class Pipe:
     def before_backward(self) -> tuple[list[Tensor], Sums]:
         """The carries of the backward loop, and the sums, before the first tick with a backward pass."""
         carries, rows = loop_of(self.loop.backward).results(self.loop.backward.outs)
-        states = [*(carries[i] for i in self.loop.shipped), *self.crossing]
+        states = [*(carries[i] for i in self.loop.shipped), *self.flow.crossing]
         own, sums = self.dims.stages.own, Sums()
         sums |= {("rows", n): self._zeros((own, *rows[n].dims[1:]), dtype) for n, dtype in self.loop.rows.items()}
         sums |= {("carry", n): self._zeros(carries[n].dims, dtype) for n, dtype in self.loop.carries.items()}
@@ -209,8 +150,8 @@ class Pipe:
         and what each stage computed."""
         loop, n = self.loop, loop_of(self.loop.forward).carries
         consts, _, rows = operands_of(loop.forward)
-        entered = n + len(self.along)
-        state, ahead = state[: entered + len(self.collected)], state[entered + len(self.collected) :]
+        entered = n + len(self.flow.along)
+        state, ahead = state[: entered + len(self.flow.collected)], state[entered + len(self.flow.collected) :]
         ahead = self.spread.entering(tick, every, ahead, self._entering) if self.spread else []
         entering = ahead or self._in_ticks(
             tick,
@@ -220,13 +161,14 @@ class Pipe:
         )
         is_first = (iota(self.stage) == 0) & (self.unit(tick)[1] == 0)
         carry = [where(is_first, x, old) for x, old in zip(entering, state[:entered], strict=True)]
-        along = dict(zip(self.along, carry[n:], strict=True))
+        along = dict(zip(self.flow.along, carry[n:], strict=True))
         microbatch, chunk = self.unit(tick - iota(self.stage))
         block = chunk * self.stage.size + iota(self.stage)
         own = self._own(microbatch, block, consts, rows, along)
         numbers = {v: i for i, v in enumerate(loop.forward.outs[n:])}
         written = Rows(
-            self._first_row(tick - iota(self.stage)), {numbers[v]: x for v, x in zip(self.saved, ring, strict=True)}
+            self._first_row(tick - iota(self.stage)),
+            {numbers[v]: x for v, x in zip(self.flow.saved, ring, strict=True)},
         )
         operands = [*own[: len(consts)], *carry[:n], *own[len(consts) :]]
         weights = self._weights(chunk, rows)
@@ -235,7 +177,7 @@ class Pipe:
             after, new_rows, ring = found
             by_row = {v: new_rows[i] for v, i in numbers.items()}
             here = broadcast(block, (self.stage, self._every)) == iota(self._every)
-            collected = [where(here, by_row[v], x) for v, x in zip(self.collected, state[entered:], strict=True)]
+            collected = [where(here, by_row[v], x) for v, x in zip(self.flow.collected, state[entered:], strict=True)]
             computed = [*after, *along.values(), *collected]
             return ring, [*self._moved(computed, 1), *ahead], computed
 
@@ -246,8 +188,8 @@ class Pipe:
 
         If `number` has the dim `stage`, each stage computes them for a micro-batch of its own.
         """
-        known = [*self.ins[: len(self.given[0])], *self.row(number)]
-        return self._results(self._entering_graph, known, self.stage in number.dims)
+        known = [*self.ins[: len(self.flow.given[0])], *self.row(number)]
+        return self._results(self.flow.entering, known, self.stage in number.dims)
 
     def _results(self, graph: Graph, known: Sequence[Tensor], each: bool) -> list[Tensor]:
         """The results of a graph, of all stages or of each of them."""
@@ -258,8 +200,8 @@ class Pipe:
 
     def _last(self, computed: Sequence[Tensor]) -> dict[Var, Tensor]:
         """The results of the last stage's forward pass, from what each stage computed."""
-        stages, n = self.dims.stages, loop_of(self.loop.forward).carries + len(self.along)
-        names = [*self.loop.forward.outs[: n - len(self.along)], *self.along, *self.collected]
+        stages, n = self.dims.stages, loop_of(self.loop.forward).carries + len(self.flow.along)
+        names = [*self.loop.forward.outs[: n - len(self.flow.along)], *self.flow.along, *self.flow.collected]
         if self.dims.stages.beside:  # all stages compute a part of what comes between the loops; otherwise the last one
             computed = [of_stage(x, self.stage, self.stage.size - 1) for x in computed]
         complete = [
@@ -282,11 +224,11 @@ class Pipe:
         )
 
     def _between(self, rows: Sequence[Tensor], last: Mapping[Var, Tensor]) -> tuple[list[Tensor], Sums]:
-        consts, graph = self.ins[: len(self.given[0])], self.between_graph
+        consts, graph = self.ins[: len(self.flow.given[0])], self.flow.between_graph
         known = [*consts, *rows, *(last.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         graph, known = _without_missing(graph, known)
         found = batched(graph, known, self.stage, lambda x: by_stage(x, self.dims.stages))
-        entering = len(self.loop.shipped) + len(self.crossing)
+        entering = len(self.loop.shipped) + len(self.flow.crossing)
         terms = iter(found[entering:])
         sums = {("terms", i): [next(terms) for _ in each.between] for i, each in enumerate(self.loop.terms)}
         last_stage = self.stage.size - 1
@@ -310,7 +252,7 @@ class Pipe:
         `entering` goes into the last stage. If the loss is late, messages are sent after the loop, beside it.
         """
         loop, schedule, stages = self.loop, self.loop.schedule, self.dims.stages
-        sent = len(loop.shipped) + len(self.crossing)
+        sent = len(loop.shipped) + len(self.flow.crossing)
         state, behind = state[:sent], state[sent:]
         state = state if schedule.late else self._moved(state, -1)
         number = tick - schedule.delay + iota(self.stage) + schedule.turn
@@ -322,11 +264,11 @@ class Pipe:
             state = [where(is_last, x, old) for x, old in zip(entering, state, strict=True)]
         valid = self._real(number)
         shipped = dict(zip(loop.shipped, state, strict=False))
-        crossing = dict(zip(self.crossing, state[len(shipped) :], strict=True))
+        crossing = dict(zip(self.flow.crossing, state[len(shipped) :], strict=True))
         consts, carries, rows = operands_of(loop.backward)
-        own = self._own(microbatch, block, consts, [v for v in rows if v not in self.saved], crossing)
+        own = self._own(microbatch, block, consts, [v for v in rows if v not in self.flow.saved], crossing)
         carry = [shipped.get(i, zeros_like(v.type)) for i, v in enumerate(carries)]
-        rings = dict(zip(self.saved, ring, strict=True))
+        rings = dict(zip(self.flow.saved, ring, strict=True))
         forward = tick - schedule.delay + block * 2 - iota(self.stage)  # block q of n lives 2(n-1-q) ticks
         saved = Rows(self._first_row(forward), {i: rings[v] for i, v in enumerate(rows) if v in rings})
         added = Rows(chunk * stages.inner.size, {n: x for (kind, n), x in sums.items() if kind == "rows"})
@@ -381,8 +323,12 @@ class Pipe:
     def _after_rows(self, number: Tensor, state: list[Tensor]) -> Sums:
         """The terms after the layers of a micro-batch; with the dim `stage` if each stage has its own number."""
         carries = self.loop.backward.outs
-        named = dict(zip([*(carries[i] for i in self.loop.shipped), *self.crossing], state, strict=True))
-        consts, rows, graph = self.ins[: len(self.given[0])], self.row(number), self._after(self._between_values)
+        named = dict(zip([*(carries[i] for i in self.loop.shipped), *self.flow.crossing], state, strict=True))
+        consts, rows, graph = (
+            self.ins[: len(self.flow.given[0])],
+            self.row(number),
+            self.flow.after,
+        )
         known = [*consts, *rows, *(named.get(v) for v in graph.ins[len(consts) + len(rows) :])]
         found = iter(self._results(*_without_missing(graph, known), self.stage in number.dims))
         sums = {("terms", i): [next(found) for _ in each.after] for i, each in enumerate(self.loop.terms)}
@@ -394,8 +340,8 @@ class Pipe:
         """Constants and rows (not those in stacks) of a loop over layers; each stage has another micro-batch."""
         loop, stages = self.loop, self.dims.stages
         own = [v for v in dict.fromkeys((*consts, *rows)) if loop.levels[v] is Level.BEFORE and v not in known]
-        given = [*self.ins[: len(self.given[0])], *(self.row(number) if own else ())]
-        graph = values(loop.body, [*self.given[0], *(self.given[1] if own else ())], own)
+        given = [*self.ins[: len(self.flow.given[0])], *(self.row(number) if own else ())]
+        graph = values(loop.body, [*self.flow.given[0], *(self.flow.given[1] if own else ())], own)
         computed = dict(zip(own, self._results(graph, given, each=True), strict=True))
         rows = [v for v in rows if stages.chunks == 1 or v not in self.fixed_layers]
 
@@ -409,7 +355,7 @@ class Pipe:
 
     def results(self, sums: Sums) -> list[Tensor]:
         """The last carries of the loop over micro-batches."""
-        loop, consts = self.loop, self.given[0]
+        loop, consts = self.loop, self.flow.given[0]
         carries, rows = loop_of(loop.backward).results(loop.backward.outs)
         known = {rows[n]: stacked_again(sums["rows", n], self.dims.stages) for n in loop.rows}
         known |= {carries[n]: total(sums["carry", n], self.stage) for n in loop.carries}
@@ -421,19 +367,6 @@ class Pipe:
             parts += [sums["terms", i]] if ("terms", i) in sums else []
             totals.append(add(start, cast(total_of(parts), start.dtype)))
         return totals
-
-
-def operands_of(eqn: Any) -> Any:
-    """The constants, first carries and stacks of a loop's equation."""
-    return loop_of(eqn).inputs(eqn.ins)
-
-
-def _has_products(graph: Graph) -> bool:
-    return any(eqn.operation.product is not Product.NONE for eqn, _ in walk(graph))
-
-
-def _read(graph: Graph) -> set[Var]:
-    return {v for eqn in graph.eqns for v in eqn.ins} | set(graph.outs)
 
 
 def _without_missing(graph: Graph, known: Sequence[Tensor | None]) -> tuple[Graph, list[Tensor]]:

@@ -11,7 +11,8 @@ from ..ops.elementwise import add
 from ..ops.indexing import iota
 from ..trace import Tensor, as_tensor, evaluate
 from .find import Level, Loop, loop_of, values
-from .one_tick import Dims, Pipe, Sums, operands_of, total_of
+from .flow import Flow, operands_of
+from .one_tick import Dims, Pipe, Sums, total_of
 from .stages import layers_of_stages, run_stages
 
 
@@ -74,7 +75,7 @@ def _pipe(loop: Loop, dims: Dims, ins: Sequence[Tensor]) -> Pipe:
     consts = loop_of(loop.eqn).consts
     fixed = dict(zip(wanted, evaluate(values(body, body.ins[:consts], wanted), ins[:consts]), strict=True))
     rows = [v for eqn in scans for v in operands_of(eqn)[2] if v in fixed]
-    return Pipe(loop, dims, ins, fixed, {v: layers_of_stages(fixed[v], dims.stages) for v in rows})
+    return Pipe(Flow(loop), dims, ins, fixed, {v: layers_of_stages(fixed[v], dims.stages) for v in rows})
 
 
 def _added(sums: Sums, *terms: Sums) -> Sums:

@@ -226,19 +226,19 @@ class PlanSearch:
         """Candidates with one dim more or less in a role, or with the roles on another mesh of as many axes."""
         mesh, roles = candidate.mesh, candidate.roles
         fixed = [self.space.role(mesh, axis) for axis in mesh.axes]
-        for k, role in enumerate(roles):
-            for d in dims:
-                other = tuple(sorted({*role} ^ {d}))
-                moved = [
-                    each if d not in each or d in fixed[i] else tuple(x for x in each if x != d)
-                    for i, each in enumerate(roles)
-                ]
-                for rest in dict.fromkeys((roles, tuple(moved))):
-                    every = (*rest[:k], other, *rest[k + 1 :])
-                    if d not in fixed[k] and self.space.allows(mesh, every):
-                        yield Candidate(mesh, every)
-        for grid in self.meshes:
-            if len(grid.axes) == len(mesh.axes) and not self.request.fixed.rules:
+        for (k, role), d in itertools.product(enumerate(roles), dims):
+            if d in fixed[k]:
+                continue
+            other = tuple(sorted({*role} ^ {d}))
+            moved = tuple(
+                each if d in kept else tuple(x for x in each if x != d) for each, kept in zip(roles, fixed, strict=True)
+            )
+            for rest in dict.fromkeys((roles, moved)):
+                every = (*rest[:k], other, *rest[k + 1 :])
+                if self.space.allows(mesh, every):
+                    yield Candidate(mesh, every)
+        if not self.request.fixed.rules:
+            for grid in (grid for grid in self.meshes if len(grid.axes) == len(mesh.axes)):
                 orders = itertools.permutations(roles) if self.generated else [roles]
                 yield from (Candidate(grid, each) for each in orders if self.space.allows(grid, each))
 

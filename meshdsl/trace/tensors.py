@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..dims import DimsLike, Shape, size_of
+from ..dims import DimLike, Dims, DimsLike, Shape, find, size_of
 from ..errors import ShapeError, TraceError
 from ..ir import Type
 
@@ -23,6 +23,15 @@ from ..ir import Type
 def is_public(name: str) -> bool:
     """True if `md.<name>` exists: errors point to no other names."""
     return name in sys.modules[__name__.partition(".")[0]].__all__
+
+
+class _Size(int):
+    """A number of elements that, called with a dim, returns that dim's size."""
+
+    dims: Shape
+
+    def __call__(self, dim: DimLike) -> int:
+        return find(dim, self.dims).size
 
 
 class Tensor:
@@ -39,10 +48,17 @@ class Tensor:
     `.dtype` a NumPy dtype. `.array` and `.numpy()` return the values of a concrete tensor and raise `TraceError` for a
     traced one; so do `.item()` and `f"{loss:.3f}"`, for a tensor without dims. Operators broadcast by name.
     Reductions are methods too: `x.mean("batch")` is `md.mean(x, "batch")`, `x.astype("bfloat16")` is `md.cast`.
+
+    Dims and indices are chosen by name: `x.dims["io"]` is a dim and `x.size("io")` its size. `x["io", 1]` drops the
+    dim, `x["io", 1:]` keeps a part of it, and `x["batch", i, "io", j]` reads the elements that the integer tensors i
+    and j name; `x.at["io", 1].set(0)` is x with these elements replaced (also `add`, `mul`, `max` and `min`).
+
+    >>> x["batch", -1, "io", ::2], x.at["io", 1].add(10).numpy()[0]
+    (tensor(float32[io=2], [4. 6.]), array([ 1., 12.,  3.], dtype=float32))
     """
 
     __slots__ = ("_array", "dims", "dtype")
-    dims: Shape
+    dims: Dims
     dtype: np.dtype
     _array: Any
     _trace: Any = None  # those of a `TracedTensor`
@@ -109,33 +125,40 @@ class Tensor:
 
         def __invert__(self) -> Tensor: ...
 
+        def __getitem__(self, key: Any) -> Tensor: ...
+
+        @property
+        def at(self) -> Any: ...
+
         def __eq__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
         def __ne__(self, other: Any) -> Tensor: ...  # pyright: ignore[reportIncompatibleMethodOverride]
 
-        def all(self, over: DimsLike | None = None) -> Tensor: ...
+        def all(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
 
-        def any(self, over: DimsLike | None = None) -> Tensor: ...
+        def any(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
 
         def astype(self, dtype: Any) -> Tensor: ...
 
-        def max(self, over: DimsLike | None = None) -> Tensor: ...
+        def max(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
 
-        def mean(self, over: DimsLike | None = None) -> Tensor: ...
+        def mean(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
 
-        def min(self, over: DimsLike | None = None) -> Tensor: ...
+        def min(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
 
-        def prod(self, over: DimsLike | None = None) -> Tensor: ...
+        def prod(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
 
-        def sum(self, over: DimsLike | None = None) -> Tensor: ...
+        def std(self, over: DimsLike | None = None, where: Any = None, ddof: int = 0) -> Tensor: ...
 
-        def var(self, over: DimsLike | None = None) -> Tensor: ...
+        def sum(self, over: DimsLike | None = None, where: Any = None) -> Tensor: ...
+
+        def var(self, over: DimsLike | None = None, where: Any = None, ddof: int = 0) -> Tensor: ...
 
     def __init__(self, dims: Shape, dtype: Any, *, array: Any):
         put, dtype = object.__setattr__, np.dtype(dtype)
         if dtype.kind in "OSUMm":
             raise ShapeError(f"a tensor has numbers or booleans, not elements of dtype {dtype}")
-        put(self, "dims", dims)
+        put(self, "dims", dims if type(dims) is Dims else Dims(dims))
         put(self, "dtype", dtype)
         put(self, "_array", array)
 
@@ -156,9 +179,11 @@ class Tensor:
         return len(self.dims)
 
     @property
-    def size(self) -> int:
-        """The number of elements."""
-        return size_of(self.dims)
+    def size(self) -> _Size:
+        """The number of elements; `x.size("batch")` is the size of a dim."""
+        size = _Size(size_of(self.dims))
+        size.dims = self.dims
+        return size
 
     @property
     def type(self) -> Type:
@@ -276,11 +301,6 @@ class Tensor:
 
     def __iter__(self) -> Any:
         raise TraceError(f"a tensor {self.type} has named dims; iterate with md.unstack(x, dim)")
-
-    def __getitem__(self, key: Any) -> Any:
-        raise TraceError(
-            f"a tensor {self.type} is indexed by name: md.slice(x, dim, start, size) or md.take(x, i, over)"
-        )
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)

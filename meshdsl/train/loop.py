@@ -8,11 +8,9 @@ bitwise equal to one that is not. A step whose loss or gradient is not finite ch
 from __future__ import annotations
 
 import dataclasses
-import glob
-import inspect
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +27,8 @@ from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
 from .peers import digests, versions
 from .reader import NonFiniteLoss, Record, Recorder, finite
-from .state import Keeping, State, closing
+from .state import Keeping, Resumed, State, closing
+from .step import initialised, key_of, needs_key, stages, state_of, stored
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
 from .watch import Watch
@@ -67,10 +66,6 @@ def train(
     """
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
-    key_parameter = _key(workload)
-    if key_parameter and steps >= 2**32:
-        raise md.MeshdslError(f"a loss that draws random numbers has keys for steps below {2**32}, got steps={steps}")
-    needs_key = key_parameter is not None and key_parameter.default is key_parameter.empty
     mesh, layout = plan.mesh, plan.layout
     run, types = stages(workload, plan, guard=True)
     program = run.program(*types)  # raises all errors of the layout before parameters are created
@@ -78,7 +73,7 @@ def train(
     targets = targets_of(workload.loss(workload.config), types[0], specs, *types[3:])
     if isinstance(batches, TokenFiles) and "targets" in targets:
         batches.check(targets["targets"].classes.size)
-    stop, watch = Stop() if stop is None else stop, Watch() if watch is None else watch
+    stop, watch = stop or Stop(), watch or Watch()
     watch.program = program
     with closing(keep):
         started = time.perf_counter()
@@ -86,30 +81,19 @@ def train(
         tree_specs = {"params": types[0], "state": types[1]}
         compared = {"rows": _rows(specs), "optimizer": name_of(workload.optimizer(workload.config))}
         compared["versions"] = versions()
-        restored = (
-            keep.restore(
-                tree_specs, program, seed, batches, description,
-                init=lambda params: _state(workload, mesh, _stored(program, layout, types), params),
-                optimizer_changed=optimizer_changed, **compared,
-            )
-            if keep
-            else None
+        stored_as = stored(program, layout, types)
+        restored = keep and keep.restore(
+            tree_specs, program, seed, batches, description,
+            init=lambda params: state_of(workload, mesh, stored_as, params),
+            optimizer_changed=optimizer_changed, **compared,
         )  # fmt: skip
         if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
         key = md.random.key(seed)
-        state = restored[0] if restored else State(_initialise(workload, mesh, _stored(program, layout, types), key))
+        state = restored[0] if restored else State(initialised(workload, mesh, stored_as, key))
         yield _start(workload, plan, seed, types[0], description)
         if restored:
-            left = max(steps - state.step, 0)
-            yield {
-                "event": "resume",
-                "step": state.step,
-                "from": restored.source,
-                "changed": restored.changed,
-                "optimizer_state": restored.optimizer_state,
-                "steps_left": left,
-            }
+            yield _resume(restored, steps)
         loop = _Loop(
             workload=workload,
             plan=plan,
@@ -123,8 +107,8 @@ def train(
             compared=compared,
             run=run,
             evaluate_step=md.compile(workload.eval_step(join=True), mesh, layout),
-            keys=_Keys(key) if key_parameter else None,
-            eval_key=(key,) if needs_key else (),  # an optional key is not passed: no dropout
+            keys=_Keys(key) if key_of(workload) else None,
+            eval_key=(key,) if needs_key(workload) else (),  # an optional key is not passed: no dropout
             eval_every=eval_every,
             eval_batches=eval_batches,
             keep=keep,
@@ -143,6 +127,8 @@ def _check(workload: Any, steps: Any, batches: Any, non_finite: str) -> None:
         raise md.MeshdslError(f"train takes an md.Workload, got {workload!r}")
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
         raise md.MeshdslError(f"steps is a number of steps from 0, got {steps!r}")
+    if steps >= 2**32 and key_of(workload):
+        raise md.MeshdslError(f"a loss that draws random numbers has keys for steps below {2**32}, got steps={steps}")
     if batches is not None and not callable(batches):
         raise md.MeshdslError(
             f"batches is a function (split, step) -> dict of arrays, got {type(batches).__name__}\n"
@@ -199,6 +185,10 @@ class _Loop:
                 yield from self.stop_run(signal_number)
             if self.evaluation_due():
                 yield from self.evaluate()
+        yield from self.last()
+
+    def last(self) -> Iterator[Record]:
+        """Save and evaluate after the last step."""
         yield from self.save(wait=True)
         found: Record = {}
         for found in self.evaluate() if self.eval_batches else ():
@@ -329,6 +319,18 @@ def _start(workload: md.Workload, plan: md.Plan, seed: int, params: Mapping[str,
     }
 
 
+def _resume(restored: Resumed, steps: int) -> Record:
+    step = restored.state.step
+    return {
+        "event": "resume",
+        "step": step,
+        "from": restored.source,
+        "changed": restored.changed,
+        "optimizer_state": restored.optimizer_state,
+        "steps_left": max(steps - step, 0),
+    }
+
+
 def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batches: Batches) -> Record:
     end: Record = {"event": "end", "steps": max(steps_done, 0), "seconds": seconds}
     if state.skipped:
@@ -341,69 +343,7 @@ def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batche
     return end
 
 
-def stages(
-    workload: md.Workload,
-    plan: md.Plan,
-    *,
-    forward: bool = False,
-    guard: bool = False,
-    machine: md.Machine | str | None = None,
-) -> tuple[md.Compiled, tuple[Any, ...]]:
-    """The compiled training step and its argument specs, for `.graph`, `.program` and `.lower`. Needs no devices.
-
-    With `forward=True`, the evaluation step, which has no weight update. With `guard=True`, the step of `train`, which
-    changes nothing if its loss or gradient is not finite. `machine` replaces the plan's.
-    """
-    params, state, batch = workload.specs()
-    key = (md.spec("key_word:2", "uint32"),) if _key(workload) else ()
-    if forward:
-        return md.compile(workload.eval_step(), plan=plan, machine=machine), (params, batch, *key)
-    compiled = md.compile(workload.train_step(guard=guard), plan=plan, donate=(0, 1), machine=machine)
-    return compiled, (params, state, batch, *key)
-
-
-def _initialise(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, key: md.Tensor) -> dict[str, Any]:
-    """Initial parameters and optimizer state; each shard is created on its own device."""
-
-    def init(key: md.Tensor) -> dict[str, Any]:
-        return dict(zip(("params", "state"), workload.init(key), strict=True))  # the same paths as in the step
-
-    return md.compile(init, mesh, layout)(key)
-
-
-def _state(workload: md.Workload, mesh: md.Mesh, layout: md.Layout, params: Any) -> Any:
-    """The optimizer state of given parameters; each shard is created on its own device."""
-
-    def init(params: Any, key: md.Tensor) -> dict[str, Any]:
-        workload.init(key)  # dead code, which has all dims that the layout may name
-        return {"state": workload.optimizer(workload.config).init(params)}  # the same paths as in the step
-
-    return md.compile(init, mesh, layout)(params, md.random.key(0))["state"]
-
-
-def _stored(program: md.Program, layout: md.Layout, types: Sequence[Any]) -> md.Layout:
-    """The layout in which parameters and optimizer state are stored as the step takes them.
-
-    Dims that only the update splits have private names in the program. A dim that is split over a part of a mesh axis
-    (`rows.inner`) is left whole.
-    """
-    overrides: dict[str, Mapping[str, Any]] = dict(layout.overrides)
-    for v, spec in zip(program.ins, jax.tree.leaves(types[:2]), strict=False):
-        cuts = [v.sharding.axes(d) for d in v.dims]
-        rules = {d.name: () if "." in "".join(cut) else cut for d, cut in zip(spec.dims, cuts, strict=True)}
-        if any(rules[d] != layout.axes(d) for d in rules):
-            overrides[glob.escape(v.name)] = rules
-    return md.Layout({d: axes for d, axes in layout.rules.items() if d != "params"}, overrides=overrides)
-
-
 def _rows(specs: Mapping[str, Any]) -> int:
     """The number of rows of a batch: the size of the dim `batch`, else of the first dim."""
     dims = [d for spec in specs.values() for d in spec.dims]
     return next((d.size for d in [*(d for d in dims if d.name == "batch"), *dims]), 0)
-
-
-def _key(workload: md.Workload) -> inspect.Parameter | None:
-    """The third parameter of the loss, a random key, or None if it has only params and batch."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(workload.loss(workload.config)).parameters.values()
-    return next(iter([p for p in parameters if p.kind in kinds][2:]), None)

@@ -231,17 +231,21 @@ class Peers:
                 peer.answer = None
             self._tell({"where": True})
         elif now - self._asked > GRACE or all(peer.answer for peer in self._peers):
-            positions = {0: {**own, "stack": self.watch.stack()}}
-            for peer in self._peers:
-                if at := peer.answer or (peer.at and {**peer.at, "silent": True}):
-                    positions[peer.number] = at
             self._asked = 0.0
-            if text := self.watch.report(positions):
-                self._tell({"leave": text, "grace": 0})
-                for peer in self._peers:
-                    if not peer.answer and not peer.done:  # it is not waited for
-                        self._selector.unregister(peer.socket)
-                self._leave(text, grace=0)
+            self._leave_if_late(own)
+
+    def _leave_if_late(self, own: dict[str, Any]) -> None:
+        """End the run if the answers of the processes, or where they last were, show that one is late."""
+        positions = {0: {**own, "stack": self.watch.stack()}}
+        for peer in self._peers:
+            if at := peer.answer or (peer.at and {**peer.at, "silent": True}):
+                positions[peer.number] = at
+        if text := self.watch.report(positions):
+            self._tell({"leave": text, "grace": 0})
+            for peer in self._peers:
+                if not peer.answer and not peer.done:  # it is not waited for
+                    self._selector.unregister(peer.socket)
+            self._leave(text, grace=0)
 
     def _read(self, peer: _Peer) -> None:
         messages = peer.read()

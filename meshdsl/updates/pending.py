@@ -78,10 +78,9 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
     branches: list[tuple[Eqn, str, Sums]] = []
     while queue:
         v = queue.pop()
-        eqn, pending, before = producers.get(v), placed.is_pending(v), list[Var]()
+        eqn, before = producers.get(v), list[Var]()
         if eqn is not None:
-            whole = pending and not placed.regather and placed.bytes(v) < LARGE_STACK
-            if (inner := None if whole else _in_loop(placed, eqn, v)) is not None:
+            if (inner := _in_loop(placed, eqn, v)) is not None:
                 loops.append(inner)
                 continue
             found, before = (
@@ -90,14 +89,20 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
             branches += found
             if eqn.backward:  # its forward operands are factors, not gradients
                 before = [x for x in before if x not in producers or producers[x].backward]
-        narrow = eqn is not None and eqn.op is CAST_PARTS  # devices send their rounded parts
-        if pending and (narrow or not any(placed.shardings.get(x, Sharding()).partial for x in before)):
+        if _is_first(placed, v, eqn, before):
             sums.append(v)
             continue
         queue += [x for x in before if x not in seen]
         seen.update(before)
     inputs = [v for v in graph.ins if v in seen]
     return Sums(_totals(placed, graph, sums), tuple(loops), tuple(branches)), inputs
+
+
+def _is_first(placed: ShardedGraph, v: Var, eqn: Eqn | None, before: Sequence[Var]) -> bool:
+    """True if a value is a pending sum that is not computed from others."""
+    narrow = eqn is not None and eqn.op is CAST_PARTS  # devices send their rounded parts
+    partial = any(placed.shardings.get(x, Sharding()).partial for x in before)
+    return placed.is_pending(v) and (narrow or not partial)
 
 
 def cast_each_part(graph: Graph) -> Graph:
@@ -110,15 +115,25 @@ def cast_each_part(graph: Graph) -> Graph:
         eqn = eqn.map_graphs(cast_each_part).replace(ins=tuple(now.get(v, v) for v in eqn.ins))
         if is_loop_over_parts(eqn) and eqn.scan is not None:
             for total in eqn.outs[: eqn.scan.carries]:
-                narrow = next(iter(readers[total])) if len(readers[total]) == 1 and total not in graph.outs else None
-                read = narrow is not None and narrow.op is CAST_PARTS and narrow.outs[0] not in graph.outs
-                wide = readers[narrow.outs[0]] if narrow is not None and read else ()
-                if narrow is not None and wide and all(x.op is CAST and x.outs[0].type == total.type for x in wide):
+                narrow, *wide = _narrow_casts(total, readers, graph.outs) or (None,)
+                if narrow is not None:
                     eqn, cast = _with_cast_part(eqn, eqn.outs.index(total), narrow)
                     now |= dict.fromkeys((narrow.outs[0], *(x.outs[0] for x in wide)), total) if cast else {}
         if not (eqn.outs and eqn.outs[0] in now):
             eqns.append(eqn)
     return graph.replace(eqns=tuple(eqns), outs=tuple(now.get(v, v) for v in graph.outs))
+
+
+def _narrow_casts(total: Var, readers: Mapping[Var, set[Eqn]], results: Sequence[Var]) -> list[Eqn]:
+    """The cast of a total to the dtype of its reduction, and the casts back, if nothing else reads either."""
+    if total in results or len(readers[total]) != 1:
+        return []
+    (narrow,) = readers[total]
+    if narrow.op is not CAST_PARTS or narrow.outs[0] in results:
+        return []
+    wide = readers[narrow.outs[0]]
+    back = wide and all(each.op is CAST and each.outs[0].type == total.type for each in wide)
+    return [narrow, *wide] if back else []
 
 
 def _with_cast_part(loop: Eqn, i: int, narrow: Eqn) -> tuple[Eqn, bool]:
@@ -144,7 +159,8 @@ def _in_loop(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[Eqn, int, Sums] | 
     """The pending sums of one row in a loop that stacks v, or of one part in a loop that adds up v, if an update can
     start there. Parts are reduced one by one only if weights are gathered for each part too.
     """
-    if eqn.scan is None:
+    whole = placed.is_pending(v) and not placed.regather and placed.bytes(v) < LARGE_STACK
+    if eqn.scan is None or whole:
         return None
     i, body = eqn.outs.index(v), eqn.scan.body
     one = body.outs[i]
@@ -191,7 +207,8 @@ def _totals(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Va
     constants = _constants(graph)
     for eqn in graph.eqns:
         read = [x for x in dict.fromkeys(eqn.ins) if x in totals]
-        adds_others = eqn.operation.linear is Linear.JOINT and not constants.issuperset({*eqn.ins}.difference(read))
+        others = {*eqn.ins}.difference(read)
+        adds_others = eqn.operation.linear is Linear.JOINT and not constants.issuperset(others)
         if not read or adds_others or len(eqn.outs) != 1 or any(readers[x] > 1 for x in read):
             continue
         out = eqn.outs[0]

@@ -184,7 +184,6 @@ def shard(
     reason = f"on {machine.name} the step takes longer with sharded updates"
     none = tuple(replace(d, sharded=False, reason=d.reason or reason, bytes_saved=0) for d in decisions)
     whole = ShardedUpdates(graph, layout, RefinedMesh(mesh, mesh), UpdateTable(request.mode, none))
-
     choices = [
         replace(choice, program=partition(choice.graph, choice.refined.mesh, choice.layout, results))
         for choice in (made, every)

@@ -123,7 +123,7 @@ def test_train_runs_under_a_plan(file: str):
     [
         (["--plan", "nowhere.toml"], "the plan nowhere.toml cannot be read"),
         (["--mesh", "rows:4", "--layout", "batch:rows", "--remat", "full"], "no field remat"),
-        (["--mesh", "rows:4", "--layout", "batch:rows", "--microbatches", "7"], "7 equal parts"),
+        (["--mesh", "rows:4", "--layout", "batch:rows", "--microbatches", "7"], "7 micro-batches"),
         (["--mesh", "rows:4", "--layout", "batch:rows", "--remat", "half"], "remat='half' is not available"),
         (["--mesh", "rows:4", "--layout", "batch:rows", "--regather"], "regather=True has no effect"),
         (["--forward", "--microbatches", "2"], "--microbatches has no effect with --forward"),
@@ -172,7 +172,7 @@ def test_train_without_known_devices_has_no_utilisation():
 
 def test_analyze_takes_collectives_in_steps():
     """The machine of the command decides, and only where it is asked; without a slow axis the option has no effect."""
-    where = ["--layout", "batch:node,gpu", "--machine", "h100:compiled"]
+    where = ["--layout", "batch:node,gpu", "--machine", "h100"]
     kinds: dict[str, set[Any]] = {}
     for steps in ("", "flat", "always", "auto"):
         found = analyzed("--mesh", "node:4 gpu:8", *where, *(["--collective-steps", steps] if steps else []))

@@ -57,7 +57,7 @@ def test_export_writes_the_imported_bytes(imported: Path, tmp_path: Path):
 def test_import_errors(tmp_path: Path):
     for arguments, code, message in [
         ([str(tmp_path), "--model", MODEL], 2, "write the directory as hf:DIR"),
-        ([f"hf:{tmp_path / 'none'}", "--model", MODEL], 4, "cannot be read: No such file"),
+        ([f"hf:{tmp_path / 'none'}", "--model", MODEL], 4, "there is no folder"),
         ([f"hf:{REFERENCES / 'gpt2'}", "--model", MODEL], 4, "is a model of type 'gpt2', and llama reads 'llama'"),
         ([SOURCE, "--model", "nothing"], 2, "no model 'nothing', and no file"),
     ]:

@@ -140,7 +140,7 @@ def test_compile_unrolls_loops_as_the_plan_says(unroll: bool):
 
 
 def test_compile_with_a_plan_returns_the_plan():
-    plan = md.Plan("rows:4", "batch:rows", "auto", "full", 2, machine="h100:compiled")
+    plan = md.Plan("rows:4", "batch:rows", "auto", "full", 2, machine="h100")
     assert md.compile(mlp.mlp.train_step(), plan=plan).plan == plan
     under = md.compile(mlp.mlp.train_step(), plan=plan).under("rows:2", "")
     assert under.plan == plan.replace(mesh="rows:2", layout="")
@@ -185,7 +185,7 @@ PLANS = [
     {"unroll": True},
     {"remat": "full", "weight_update": "sharded"},
     {"remat": "products", "microbatches": 2, "weight_update": md.WeightUpdate("sharded", regather=True)},
-    {"remat": "collectives", "overlap": "list", "machine": "h100:compiled"},
+    {"remat": "collectives", "overlap": "list", "machine": "h100"},
 ]
 
 

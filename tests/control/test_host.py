@@ -18,7 +18,7 @@ from meshdsl.lowering.check import check
 from meshdsl.models.transformer import lm
 
 TINY = lm.replace(layers=3, d_model=16, d_ff=32, vocab=24, heads=2, d_head=8, batch=8, length=8)
-H100 = md.machine("h100:compiled")
+H100 = md.machine("h100")
 
 
 def step_of(remat: str, layout: str = "data_model", **knobs: Any) -> md.Compiled:

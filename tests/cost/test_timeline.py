@@ -249,8 +249,8 @@ def test_trips_of_an_unrolled_loop_share_the_steps_of_their_branch(overlap: str)
         return md.scan(trip, w, md.zeros("steps:3"), over="steps")[0]
 
     args, layout = (md.spec("io:8 hidden:4"), md.spec("batch:8 io:8")), ("a:2 b:4", "batch:a; io:b")
-    loop = md.compile(f, *layout).cost(*args, machine="h100:compiled")
-    unrolled = md.compile(f, *layout, overlap=overlap, machine="h100:compiled").cost(*args, machine="h100:compiled")
+    loop = md.compile(f, *layout).cost(*args, machine="h100")
+    unrolled = md.compile(f, *layout, overlap=overlap, machine="h100").cost(*args, machine="h100")
     assert unrolled.to_dict()["flops"] == loop.to_dict()["flops"]
     assert unrolled.seconds == pytest.approx(loop.seconds, rel=0.2)
 
@@ -262,10 +262,10 @@ def test_names_of_mesh_axes_do_not_change_times(overlap: str) -> None:
     def seconds(axis: str) -> tuple[float, ...]:
         step = md.compile(
             lambda x, w, v: (md.dot(x, w, "io"), md.dot(x, v, "io")), f"{axis}:4", f"io:{axis}", overlap=overlap,
-            machine=None if overlap == "none" else "a100-p4de:compiled",
+            machine=None if overlap == "none" else "a100-p4de",
         )  # fmt: skip
         specs = md.spec("batch:4096 io:4096"), md.spec("io:4096 hidden:4096"), md.spec("io:4096 out:4096")
-        report = step.cost(*specs, machine="a100-p4de:compiled")
+        report = step.cost(*specs, machine="a100-p4de")
         return report.seconds, report.exposed, report.lower_bound
 
     assert seconds("compute") == seconds("rows")

@@ -15,6 +15,7 @@ from .evaluate import gradient, operations, run
 from .indexing import alongs, indices
 from .placement import placements, randoms
 from .row import INDEX, INDICES, SIZES, In, Row, leaves, looped, widest
+from .scattering import scatters
 from .shape import shapes
 from .window import windows
 
@@ -30,6 +31,7 @@ FAMILIES = {  # by title, in the order of docs/operations.md
     "Shape": shapes,
     "Indices and order": indices,
     "Indices along a dim": alongs,
+    "Scatters, and indexing by name": scatters,
     "Windows": windows,
     "Attention": attentions,
     "Placement": placements,
@@ -40,8 +42,8 @@ FAMILIES = {  # by title, in the order of docs/operations.md
 }
 
 
-def rows() -> list[Row]:
-    """Every row of the table."""
+def rows(composed: bool | None = False) -> list[Row]:
+    """The rows of the table that are not composed of others; those that are; or, for None, all."""
     found = [row for family in FAMILIES.values() for row in family()]
     assert len({row.name for row in found}) == len(found)
-    return found
+    return [row for row in found if composed in (None, row.composed)]

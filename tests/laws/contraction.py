@@ -43,6 +43,23 @@ def contractions() -> Iterator[Row]:
         yield Row(name, lambda x, f=f: f(x, "b"), (X,), lambda x, g=g: g(x, axis=1), dtypes, exact=exact, empty=empty)
         yield Row(f"{name}_two", lambda x, f=f: f(x, "c a"), (In("a b c"),), lambda x, g=g: g(x, axis=(0, 2)), dtypes[:1], exact=exact, empty=empty)
         yield Row(f"{name}_all", lambda x, f=f: f(x), (X,), lambda x, g=g: g(x), dtypes[:1], exact=exact, empty=empty)
+    mask, chosen = In("a b", dtype="bool"), {"max": -np.inf, "min": np.inf}
+    for name in ("sum", "mean", "max", "min", "prod", "var"):
+        f, g = getattr(md, name), getattr(np, name)
+        more = {"initial": chosen[name]} if name in chosen else {}
+        some = lambda x, m, g=g, more=more: g(x, axis=1, where=m | (np.arange(m.shape[1]) == 0), **more)
+        first = lambda m: m | (md.iota(m.dims[1]) == 0)
+        yield Row(f"{name}_where", lambda x, m, f=f, first=first: f(x, "b", where=first(m)), (X, mask), some, ("float32",), exact=name in ("sum", "max", "min", "prod"), empty=False, smooth=name != "prod", odd=name in ("sum", "max", "min"), composed=True)
+    yield Row("std", lambda x: md.std(x * x + md.iota(x.dims[1], x.dtype), "b", ddof=1), (In("a b"),), lambda x: np.std(x * x + np.arange(x.shape[1]), axis=1, ddof=1), ("float32",), exact=False, empty=False, smooth=False, odd=False, composed=True)
+    for name in ("sum", "mean", "max"):
+        f = lambda x, name=name: getattr(md, f"nan{name}")(md.where(x > 1, float("nan"), x), "b")
+        g = lambda x, name=name: np.ma.filled(getattr(np.ma.masked_where(x > 1, x), name)(axis=1), 0 if name == "sum" else np.nan)
+        yield Row(f"nan{name}", f, (X,), g, ("float32",), exact=name != "mean", empty=False, composed=True)
+    for name, q in (("quantile", 0.3), ("median", 0.5)):
+        f = (lambda x: md.median(x, "b")) if name == "median" else (lambda x: md.quantile(x, 0.3, "b"))
+        yield Row(name, f, (X,), lambda x, q=q: np.quantile(x, q, axis=1), exact=False, empty=False, smooth=False, composed=True)
+    for name, like in (("cummax", np.maximum), ("cummin", np.minimum), ("cumlogsumexp", np.logaddexp)):
+        yield Row(name, lambda x, name=name: getattr(md, name)(x, "a"), (X,), lambda x, f=like: f.accumulate(x, 0), ("float32",), exact=name != "cumlogsumexp", empty=False, composed=True)
     yield Row("sum_bool", lambda x: md.sum(x > 0, "a"), (X,), lambda x: np.sum(x > 0, axis=0), differentiable=False)
     yield Row("any", lambda x: md.any(x > 0, "b"), (X,), lambda x: np.any(x > 0, axis=1), differentiable=False)
     yield Row("all", lambda x: md.all(x > 0, "b"), (X,), lambda x: np.all(x > 0, axis=1), differentiable=False)

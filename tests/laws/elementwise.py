@@ -49,12 +49,27 @@ def unaries() -> Iterator[Row]:
         ("floor", "any", np.floor, True),
         ("ceil", "any", np.ceil, True),
         ("round", "any", np.round, True),
+        ("tan", "any", np.tan, False),
+        ("sinh", "any", np.sinh, False),
+        ("cosh", "any", np.cosh, False),
+        ("asin", "unit", np.arcsin, False),
+        ("acos", "unit", np.arccos, False),
+        ("atan", "any", np.arctan, False),
+        ("asinh", "any", np.arcsinh, False),
+        ("atanh", "unit", np.arctanh, False),
+        ("log2", "positive", np.log2, False),
+        ("log10", "positive", np.log10, False),
+        ("exp2", "any", np.exp2, False),
+        ("cbrt", "nonzero", np.cbrt, False),
+        ("nan_to_num", "any", np.nan_to_num, True),
     ]:
-        yield Row(name, getattr(md, name), (In("a b", values),), reference, exact=exact, smooth=name != "relu")
+        yield Row(name, getattr(md, name), (In("a b", values),), reference, exact=exact, smooth=name != "relu", composed=name == "nan_to_num")
+    yield Row("acosh", lambda x: md.acosh(x + 2), (In("a b", "positive"),), lambda x: np.arccosh(x + 2), exact=False)
     yield Row("erf_inv", elementwise.erf_inv, (In("a b", "unit"),), special.erfinv, exact=False)
     yield Row("gelu_exact", lambda x: md.gelu(x, approximate=False), (X,), lambda x: jnn.gelu(x, False), exact=False)
     yield Row("negative", lambda x: -x, (X,), np.negative, dtypes=(*REAL, *INTS))
     yield Row("isnan", lambda x: md.isnan(x / x), (X,), lambda x: x == 0, differentiable=False)
+    yield Row("isinf", lambda x: md.isinf(1 / x), (X,), lambda x: x == 0, differentiable=False)
     yield Row("isfinite", lambda x: md.isfinite(1 / x), (X,), lambda x: x != 0, differentiable=False)
     yield Row("logical_not", md.logical_not, (In("a b", dtype="bool"),), np.logical_not, differentiable=False)
     yield Row("not", lambda x: ~(x > 0), (X,), lambda x: ~(x > 0), dtypes=(*REAL, *INTS), differentiable=False)
@@ -88,6 +103,9 @@ def binaries() -> Iterator[Row]:
         ("multiply", plain, lambda x, y: x * y, (*REAL, *INTS), True),
         ("divide", both, lambda x, y: x / y, REAL, False),
         ("remainder", both, lambda x, y: x % y, ("float32", "int32", "uint8"), True),
+        ("atan2", both, lambda x, y: md.atan2(x, y) if isinstance(x, md.Tensor) else np.arctan2(x, y), ("float32",), False),
+        ("hypot", both, lambda x, y: md.hypot(x, y) if isinstance(x, md.Tensor) else np.hypot(x, y), ("float32",), False),
+        ("logaddexp", plain, lambda x, y: md.logaddexp(x, y) if isinstance(x, md.Tensor) else np.logaddexp(x, y), REAL, False),
         ("power", (In("a b", "positive"), V), lambda x, y: x**y, ("float32",), False),
     ]:
         yield Row(name, function, ins, function, dtypes=dtypes, exact=exact)
@@ -120,7 +138,7 @@ def binaries() -> Iterator[Row]:
     yield Row("cube", lambda x: x**3, (X,), lambda x: x**3)
     yield Row("inverse_power", lambda x: x**-2, (In("a b", "nonzero"),), lambda x: x**-2.0, exact=False)
     yield Row("root", lambda x: x**0.5, (In("a b", "positive"),), np.sqrt, exact=False)
-    yield Row("exponential", lambda x: 2.0**x, (X,), lambda x: 2.0**x, exact=False)
+    yield Row("power_of_two", lambda x: 2.0**x, (X,), lambda x: 2.0**x, exact=False)
     yield Row("order", lambda x, y: x * y, (X, In("b a")), lambda x, y: x * y.T)
     yield Row("scalar", lambda x, y: x * y + y, (X, In("")), lambda x, y: x * y + y)
     yield Row("chain", lambda x, y, z: x * y + z, (In("a b c"), In("c a"), In("b")), lambda x, y, z: x * y.T[:, None] + z[:, None])

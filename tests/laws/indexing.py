@@ -122,6 +122,15 @@ def indices() -> Iterator[Row]:
     last = lambda x: md.cumsum(x, "a", exclusive=True, reverse=True)
     yield Row("cumsum_last", last, (X,), lambda x: np.cumsum(x[::-1], 0)[::-1] - x, ("float32", "int32"))
     yield Row("cumsum_exclusive", lambda x: md.cumsum(x, "b", exclusive=True), (X,), lambda x: np.cumsum(x, 1) - x)
+    counted: Any = {"differentiable": False, "composed": True}
+    sides = lambda x, v, side: md.searchsorted(md.sort(x, "b"), v, "b", side)
+    both: list[Any] = ["left", "right"]
+    for side in both:
+        searched = lambda x, v, s=side: np.stack([np.searchsorted(np.sort(row), v, s) for row in x], 1)
+        yield Row(f"searchsorted_{side}", lambda x, v, s=side: sides(x, v, s), (X, In("c")), searched, every, empty=False, **counted)
+    bins = lambda x: md.histogram(x, "c:4", -2, 3, over="b")
+    yield Row("histogram", bins, (X,), lambda x: np.stack([np.histogram(row, 4, (-2, 3))[0] for row in x]), empty=False, odd=False, **counted)
+    yield Row("bincount", lambda i: md.bincount(i, "b:4"), (In("t", "inside:b", INDEX),), lambda i: np.bincount(i, minlength=4), **counted)
     yield Row("sort", lambda x: md.sort(x, "a"), (X,), lambda x: np.sort(x, 0), every)
     yield Row("argsort", lambda x: md.argsort(x, "b"), (X,), lambda x: np.argsort(x, 1, kind="stable"), every, differentiable=False)
 

@@ -12,6 +12,7 @@ import numpy as np
 import meshdsl as md
 from meshdsl.control import BARRIER, KEEP
 from meshdsl.ops.masking import MASK
+from meshdsl.ops.random.whole import DRAW
 from meshdsl.trace import bind1
 
 from .operands import INTS, KEY, REAL, V, X
@@ -65,3 +66,21 @@ def randoms() -> Iterator[Row]:
     yield Row("bernoulli", lambda k, p, x: md.random.bernoulli(k, 0.5 + p / 2, x.dims), (KEY, In("b", "unit", "float32"), X), lambda k, p, x: jax.random.bernoulli(wrap(k), 0.5 + p / 2, x.shape), **fixed)
     yield Row("permutation", lambda k, x: md.random.permutation(k, x, "a"), (KEY, X), lambda k, x: jax.random.permutation(wrap(k), x), **fixed)
     yield Row("randint", lambda k, x: md.random.randint(k, x.dims, -2, 7), (KEY, X), lambda k, x: jax.random.randint(wrap(k), x.shape, -2, 7, "int32"), **fixed)
+    positive = In("a b", "positive")
+    scaled = lambda key, a: a * jax.random.uniform(jax.random.wrap_key_data(key), a.shape, a.dtype)
+    yield Row("draw", lambda k, a: bind1(DRAW, k, a, f=scaled, shape=a.dims, dtype=a.dtype), (KEY, X), scaled, ("float32",), exact=False, odd=False)
+    drawn = jax.random
+    composed: Any = {"exact": False, "odd": False, "composed": True, **fixed}
+    for name in ("exponential", "laplace", "rademacher"):
+        f, g = getattr(md.random, name), getattr(drawn, name)
+        yield Row(name, lambda k, x, f=f: f(k, x.dims), (KEY, X), lambda k, x, g=g: g(wrap(k), x.shape, None if g is drawn.rademacher else "float32"), **composed)
+    yield Row("gamma", lambda k, x: md.random.gamma(k, x), (KEY, positive), lambda k, x: drawn.gamma(wrap(k), x, dtype="float32"), **composed)
+    yield Row("poisson", lambda k, x: md.random.poisson(k, x), (KEY, positive), lambda k, x: drawn.poisson(wrap(k), x), **composed)
+    yield Row("t_student", lambda k, x: md.random.t(k, x), (KEY, positive), lambda k, x: drawn.t(wrap(k), x, dtype="float32"), **composed)
+    yield Row("beta", lambda k, x: md.random.beta(k, x, 2.0), (KEY, positive), lambda k, x: drawn.beta(wrap(k), x, 2.0, dtype="float32"), **composed)
+    yield Row("dirichlet", lambda k, x: md.random.dirichlet(k, x, "b"), (KEY, positive), lambda k, x: drawn.dirichlet(wrap(k), x, dtype="float32"), empty=False, **composed)
+    yield Row("categorical", lambda k, x: md.random.categorical(k, x, "b"), (KEY, X), lambda k, x: drawn.categorical(wrap(k), x), empty=False, **composed)
+    for name, replace, weighted in (("choice", True, False), ("choice_apart", False, False), ("choice_weighted", True, True), ("choice_apart_weighted", False, True)):
+        picked = lambda k, x, p, r=replace, w=weighted: md.random.choice(k, x, "a", "e:2", p / md.sum(p) if w else None, r)
+        theirs = lambda k, x, p, r=replace, w=weighted: drawn.choice(wrap(k), x, (2,), r, p / p.sum() if w else None)
+        yield Row(name, picked, (KEY, In("a=a+1 b"), In("a=a+1", "positive")), theirs, empty=False, **composed)

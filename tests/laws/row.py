@@ -43,6 +43,8 @@ class Row:
     bits. `empty`: any size may be 0. `smooth`: on integers, with ties and zeros, the gradient equals JAX's. `odd`:
     values may include infinities; not allowed if a factor of a product is summed on several devices, because
     inf * (2 - 1) is inf and inf * 2 - inf * 1 is NaN; nor if products are grouped in any order, because inf * 0 is NaN.
+    `by_hand`: JAX does not differentiate the kernel; the gradient has a row of its own.
+    `composed`: the operations in it have rows of their own, so that one test and the long laws are enough.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Row:
     empty: bool = True
     smooth: bool = True
     odd: bool = True
+    by_hand: bool = False
+    composed: bool = False
 
     def dims(self) -> tuple[str, ...]:
         """The dim names whose sizes can be chosen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 import meshdsl as md
@@ -66,6 +67,17 @@ def shapes() -> Iterator[Row]:
         return np.pad(out, [(1, 0), (0, 0)])
 
     yield Row("pad_inner", lambda x: md.pad(x, "a", 1, 0, inner=2), (X,), spread, every)
+    modes: list[Any] = ["edge", "reflect", "wrap"]
+    for mode in modes:
+        padded = lambda x, mode=mode: md.pad(x, "a", 1, min(1, size_of(x, "a") - 1), mode=mode)
+        yield Row(f"pad_{mode}", padded, (In("a=a+1 b"),), lambda x, mode=mode: np.pad(x, [(1, min(1, len(x) - 1)), (0, 0)], mode), every, empty=False, composed=True)
+    yield Row("repeat", lambda x: md.repeat(x, "a", 3), (X,), lambda x: np.repeat(x, 3, 0), every, composed=True)
+    yield Row("tile", lambda x: md.tile(x, "b", 3), (X,), lambda x: np.tile(x, (1, 3)), every, composed=True)
+    for method in ("nearest", "linear", "cubic"):
+        image = lambda x, method=method: jax.image.resize(x, (2 * len(x) - 1, x.shape[1]), method)
+        yield Row(f"resize_{method}", lambda x, method=method: md.resize(x, "a", 2 * size_of(x, "a") - 1, method), (X,), image, ("float32",), exact=method == "nearest", empty=False, odd=method == "nearest", composed=True)
+    heads = lambda x: md.rearrange(x, "a n=(b d) c -> m=(c b) d a", d=2)
+    yield Row("rearrange", heads, (In("a n=b*2 c"),), lambda x: np.moveaxis(x.reshape(len(x), -1, 2, x.shape[2]), (0, 3), (3, 0)).reshape(-1, 2, len(x)), every, composed=True)
     yield Row("reverse", lambda x: md.reverse(x, "a"), (X,), lambda x: x[::-1], every)
     yield Row("roll", lambda x: md.roll(x, "a", 2), (X,), lambda x: np.roll(x, 2, 0), every)
     yield Row("roll_back", lambda x: md.roll(x, "b", -1), (X,), lambda x: np.roll(x, -1, 1), every)

@@ -88,7 +88,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = Draw().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    start, table = time.monotonic(), rows()
+    start, table = time.monotonic(), rows(composed=None)
     counts: Counter[str] = Counter()
     worst = 0.0
     for k, row in enumerate(table):

@@ -178,7 +178,7 @@ ROWS = [
     (lambda: md.accumulate(lambda x: md.sum(x), X, 3), "md.accumulate cannot cut batch=2 into 3 equal parts"),
     (lambda: md.accumulate(lambda x: md.sum(x), X, 0), "md.accumulate cannot cut batch=2 into 0 equal parts"),
     (lambda: md.accumulate(lambda x: md.sum(x), V, 2, over="time"), "no dim 'time' here; there are: batch"),
-    (lambda: md.local(lambda a: a[0], X, out="io"), "a tensor float64[batch=2 io=3] is indexed by name: md.slice(x,"),
+    (lambda: md.local(lambda a: a[0], X, out="io"), "a tensor float64[batch=2 io=3] is indexed by name: x['batch', 3]"),
     (lambda: md.local(jnp.ravel, X, out="u"), "or, if the function takes arrays of JAX, say so with split="),
     (lambda: md.local(lambda a: a, X, out="batch io", whole="hidden"), "no dim 'hidden' here; there are: batch, io"),
     (lambda: md.print("loss"), "expected a tensor, or numbers or booleans; got 'loss' (str)"),

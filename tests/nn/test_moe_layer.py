@@ -25,6 +25,27 @@ def layer(precision: md.nn.Precision = DOUBLE, expert: md.Dim = EXPERT, **option
     return md.model(lambda x, *key: md.nn.moe_layer(x, expert, HIDDEN, precision=precision, **keyed(key), **options))
 
 
+@pytest.mark.parametrize("router", [
+    {"kind": "gshard", "capacity_factor": 1.0, "policy": "all", "z_weight": 0.1},
+    {"kind": "top_k", "k": 3, "capacity_formula": "paper", "eval_capacity_factor": 0.5},
+], ids=lambda options: options["kind"])  # fmt: skip
+def test_values_say_what_options_say(router: dict[str, Any]) -> None:
+    sending = {"exchange": "ragged", "weigh": "hidden"}
+    flat = {"router": router["kind"], **{name: v for name, v in router.items() if name != "kind"}, **sending}
+    values = {"router": moe.Router(**router), "dispatch": moe.TokenExchange("index", **sending)}
+    one, other = (layer(**options, train=False) for options in ({"dispatch": "index", **flat}, values))
+    params, x = inputs(one)
+    texts = [str(md.compile(model, "rows:4", "batch:rows; expert:rows").program(params, x)) for model in (one, other)]
+    assert texts[0] == texts[1]
+
+
+def test_values_take_no_options_beside_them() -> None:
+    with pytest.raises(md.ShapeError, match=r"(?s)router=.*has its own options.*: k\n.*md.nn.moe.Router"):
+        layer(router=moe.Router("top_k"), k=1).specs(md.spec(X))
+    with pytest.raises(md.ShapeError, match=r"(?s)dispatch=.*has its own options.*weigh\n.*md.nn.moe.TokenExchange"):
+        layer(dispatch=moe.TokenExchange(), weigh="hidden").specs(md.spec(X))
+
+
 def keyed(key: tuple[md.Tensor, ...]) -> dict[str, Any]:
     return {"key": key[0]} if key else {}
 

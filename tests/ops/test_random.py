@@ -197,3 +197,15 @@ def test_misuse() -> None:
         md.random.normal(KEY, "a:3", "int32")
     with pytest.raises(md.ShapeError, match="at most 64 bits"):
         md.random.key(2**70)
+
+
+def test_a_gamma_draw_and_its_gradient_are_those_of_jax_under_a_layout() -> None:
+    key, a = jax.random.key(3), np.linspace(0.5, 3, 5).astype(np.float32)
+
+    def draw(key: md.Tensor, a: md.Tensor) -> Any:
+        return md.value_and_grad(lambda a: md.sum(md.random.gamma(key, a, dtype=a.dtype)))(a)
+
+    ours = md.compile(draw, mesh="x:2", layout="a:x")(md.tensor(key), md.tensor(a, "a"))
+    theirs = jax.value_and_grad(lambda a: jax.random.gamma(key, a, dtype=a.dtype).sum())(a)
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(x.numpy(), y, rtol=1e-6)

@@ -26,7 +26,7 @@ from meshdsl.overlap.ranges import expert_ranges, pipelined
 from meshdsl.overlap.split import cuts_along, split
 from meshdsl.overlap.tasks import tasks_of
 
-MACHINE = md.machine("a100-p4de:compiled")
+MACHINE = md.machine("a100-p4de")
 CASES = {"few layers, large batch": (6, 24), "many layers, small batch": (24, 4)}
 RANGES = (0.0, 0.5, 1.0, 2.0, 4.0)  # milliseconds
 

@@ -14,7 +14,7 @@ from meshdsl.overlap.plan import plan_overlap
 from meshdsl.overlap.values import MODES, Overlap
 from tests.lowering.programs import draw, same_bits
 
-MACHINES = [md.machine(name) for name in ("a100-p4de:compiled", "v100-p3dn:compiled", "tpu-v5e")]
+MACHINES = [md.machine(name) for name in ("a100-p4de", "v100-p3dn", "tpu-v5e")]
 
 
 def starts(program: Program) -> int:

@@ -22,7 +22,7 @@ from meshdsl.overlap.list_schedule import fastest_schedule, list_schedule, timed
 from meshdsl.overlap.tasks import Task, Tasks, ordered, tasks_of
 from tests.lowering.programs import draw
 
-MACHINE = dataclasses.replace(md.machine("a100-p4de:compiled"), overlap_slowdown=1.0)
+MACHINE = dataclasses.replace(md.machine("a100-p4de"), overlap_slowdown=1.0)
 
 
 def simulated(program: Program) -> float:

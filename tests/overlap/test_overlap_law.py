@@ -28,7 +28,7 @@ from meshdsl.overlap.tasks import ordered, tasks_of
 from tests.lowering.maker import Draw
 from tests.lowering.programs import draw, same_bits
 
-MACHINE = md.machine("a100-p4de:compiled")
+MACHINE = md.machine("a100-p4de")
 PROGRAMS, BLOCKS = 40, 2
 
 

@@ -33,7 +33,7 @@ MODES = ("lancet", "halves", "auto")  # the others, with other routers, in test_
 def step_of(mode: Any, router: str) -> tuple[md.Compiled, tuple[Any, ...]]:
     """The training step of a small mixture of experts under one overlap, and the types of its arguments."""
     workload = gpt_moe.replace(**SMALL, **EXPERTS, router=router)
-    machine = None if mode == "none" else "a100-p4de:compiled"
+    machine = None if mode == "none" else "a100-p4de"
     return md.compile(workload.train_step(), *WHERE, overlap=mode, machine=machine), workload.specs()
 
 
@@ -110,25 +110,25 @@ def test_overlap_plan_says_what_was_tried_and_what_runs_in_each_window() -> None
 REFUSED = {
     "an unknown mode": ({"overlap": "lots"}, "overlap='lots' is not available"),
     "parts of nothing": ({"overlap": md.Overlap("list")}, None),
-    "nothing to exchange": ({"overlap": "dw", "machine": "a100-p4de:compiled"}, "the program has no all_to_all"),
+    "nothing to exchange": ({"overlap": "dw", "machine": "a100-p4de"}, "the program has no all_to_all"),
     "no such dim": (
-        {"overlap": md.Overlap("halves", dim="nothing"), "machine": "a100-p4de:compiled"},
+        {"overlap": md.Overlap("halves", dim="nothing"), "machine": "a100-p4de"},
         "no collective runs in 2 parts\n  'nothing': no tensor has this dim",
     ),
     "no such dim for auto": (
-        {"overlap": md.Overlap("auto", dim="nothing"), "machine": "a100-p4de:compiled"},
+        {"overlap": md.Overlap("auto", dim="nothing"), "machine": "a100-p4de"},
         "no collective runs in 2 parts\n  'nothing': no tensor has this dim",
     ),
     "parts that do not divide": (
-        {"overlap": md.Overlap("halves", dim="batch", parts=7), "machine": "a100-p4de:compiled"},
+        {"overlap": md.Overlap("halves", dim="batch", parts=7), "machine": "a100-p4de"},
         "a device's block of .* does not divide into 7 parts",
     ),
     "nothing fits": (
-        {"overlap": md.Overlap("auto", memory_limit=10), "machine": "a100-p4de:compiled"},
+        {"overlap": md.Overlap("auto", memory_limit=10), "machine": "a100-p4de"},
         "over the limit of 10 B\n  set a higher memory_limit",
     ),
     "over the limit": (
-        {"overlap": md.Overlap("list", memory_limit=10), "machine": "a100-p4de:compiled"},
+        {"overlap": md.Overlap("list", memory_limit=10), "machine": "a100-p4de"},
         "over the limit of 10 B",
     ),
 }
@@ -149,11 +149,11 @@ def test_overlap_refuses_what_has_no_effect(case: str) -> None:
 
 def test_overlap_of_a_program_that_sends_nothing_is_refused() -> None:
     with pytest.raises(md.LayoutError, match="sends nothing"):
-        md.compile(mlp.train_step(), "rows:1", "", overlap="list", machine="a100-p4de:compiled").program(*mlp.specs())
+        md.compile(mlp.train_step(), "rows:1", "", overlap="list", machine="a100-p4de").program(*mlp.specs())
 
 
 def test_overlap_auto_of_a_program_that_sends_nothing_is_none() -> None:
-    compiled = md.compile(mlp.train_step(), "rows:1", "", overlap="auto", machine="a100-p4de:compiled")
+    compiled = md.compile(mlp.train_step(), "rows:1", "", overlap="auto", machine="a100-p4de")
     compiled.program(*mlp.specs())
     assert compiled.overlap.chosen == "none"
 
@@ -172,7 +172,7 @@ def test_overlap_reduces_stacks_of_gradients_at_once_where_latency_dominates() -
         large, up, down = md.spec("layer:3 i:4096 o:2048"), md.spec("layer:3 o:2048"), md.spec("layer:3 i:4096")
         types = {"w": large, "up": up, "down": down}, md.spec(f"b:{4096 * devices} i:4096")
         program = md.compile(md.grad(loss), f"rows:{devices}", "b:rows").program(*types)
-        machine = md.machine("a100-p4de:compiled")
+        machine = md.machine("a100-p4de")
         placement = place(machine.network, program.mesh)
         target = MemoryTarget(memory, lambda one: timeline(ledger(one), machine, placement).seconds, math.inf, math.inf)
         planner = Planner(program, machine, placement, md.Overlap("list"), target)
@@ -183,7 +183,7 @@ def test_overlap_reduces_stacks_of_gradients_at_once_where_latency_dominates() -
 
 def test_a_plan_that_is_slower_than_none_says_so() -> None:
     model = gpt_moe.replace(**SMALL, **EXPERTS, router="switch")
-    compiled = md.compile(model.train_step(), *WHERE, overlap="lancet", machine="a100-p4de")
+    compiled = md.compile(model.train_step(), *WHERE, overlap="lancet", machine="a100-p4de:eager")
     compiled.program(*model.specs())
     plan = compiled.overlap
     assert plan.slower == (plan.after.seconds > plan.before.seconds) == plan.to_dict()["slower"]

@@ -20,7 +20,7 @@ from meshdsl.overlap.plan import plan_overlap
 from meshdsl.overlap.values import Overlap
 from tests.lowering.programs import draw
 
-MACHINE = md.machine("a100-p4de:compiled")
+MACHINE = md.machine("a100-p4de")
 ERROR, LOSS = 0.2, 0.06
 
 

@@ -34,7 +34,7 @@ EXPERT, HIDDEN = md.dims("expert:4 expert_hidden:16")
 SINGLE, DOUBLE = md.nn.Precision(), md.nn.Precision("float64", "float64", "float64")
 BOUND = {"float32": 1e-6, "float64": 1e-12}
 WHERE = ("rows:4", "batch:rows; expert:rows")
-MACHINE = md.machine("a100-p4de:compiled")
+MACHINE = md.machine("a100-p4de")
 LEVELS = tuple(replace(level, bandwidth=1e10, latency=0.0) for level in MACHINE.network.levels)
 # On a machine without latencies, whose network is slow, ranges of toy size are faster in parts
 SLOW = replace(MACHINE, launch=0.0, network=replace(MACHINE.network, levels=LEVELS, launch=0.0, tables=(), combine={}))

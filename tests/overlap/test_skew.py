@@ -22,7 +22,7 @@ from meshdsl.overlap.skew import EarlyStage, gathers_ahead, gradients_behind, sk
 from tests.lowering.maker import Draw, Maker, whole_numbers
 from tests.lowering.programs import MESHES, draw_layout, same_bits
 
-MACHINE = "a100-p4de:compiled"
+MACHINE = "a100-p4de"
 
 
 class Looping(Maker):

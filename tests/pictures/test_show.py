@@ -39,7 +39,7 @@ def step(f: Callable[..., Any], mesh: str, layout: str, *specs: Any) -> Picture:
 
 @functools.cache  # plans of one process may differ by an operation
 def overlapped() -> Program:
-    compiled = md.compile(lm.train_step(), "all:8", "batch:all", overlap="list", machine="a100-p4de:compiled")
+    compiled = md.compile(lm.train_step(), "all:8", "batch:all", overlap="list", machine="a100-p4de")
     return compiled.program(*lm.specs())
 
 

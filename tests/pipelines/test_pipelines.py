@@ -261,7 +261,7 @@ def test_auto_keeps_the_ticks_of_a_pipeline():
 
 
 def test_in_ticks_with_a_loop_for_each_pass_messages_run_beside_the_other_pass():
-    plan = md.Plan("stages:4", "layer:stages", microbatches=8, overlap="ticks", machine="h100")
+    plan = md.Plan("stages:4", "layer:stages", microbatches=8, overlap="ticks", machine="h100:eager")
     step = md.compile(LLAMA.train_step(), plan=plan)
     step.program(*LLAMA.specs())
     assert step.overlap.chosen == "a loop for each pass" and not step.pipelines(*LLAMA.specs())[0].late
@@ -275,17 +275,18 @@ def test_exchanges_in_ticks_of_one_pass_hide_behind_another_part():
     )  # fmt: skip
     where = {"mesh": "stages:2 rows:32", "layout": "layer:stages; batch:rows; expert:rows", "microbatches": 4}
 
-    def step(dim: str) -> md.Compiled:
-        overlap = md.Overlap("ticks", dim=dim)
-        return md.compile(model.train_step(), plan=md.Plan(**where, machine="h100:compiled,flash", overlap=overlap))
-
-    found = step("batch")
+    overlap = md.Overlap("ticks", dim="batch")
+    found = md.compile(model.train_step(), plan=md.Plan(**where, machine="h100:flash", overlap=overlap))
     found.program(*model.specs())
     paired, in_parts = found.overlap.attempts[-2:]
     assert found.overlap.chosen == f"{paired.name}, the others in 2 parts of batch" == in_parts.name
     assert in_parts.exposed < 0.7 * paired.exposed
+
+
+def test_ticks_in_parts_of_a_dim_that_no_loop_has_are_refused():
+    plan = md.Plan(**TENSOR, machine="h100", overlap=md.Overlap("ticks", dim="vocab"))
     with pytest.raises(md.NoEffectError, match=r"(?s)dim and parts have no effect with overlap='ticks'.*'vocab'"):
-        step("vocab").program(*model.specs())
+        md.compile(LLAMA.train_step(), plan=plan).program(*LLAMA.specs())
 
 
 def test_ticks_without_a_pipeline_are_refused():

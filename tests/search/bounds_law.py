@@ -28,8 +28,8 @@ from tests.lowering.maker import program
 from tests.lowering.programs import MESHES
 
 MACHINES = (
-    "tpu-v5e", "tpu-v5p", "tpu-v4", "h100:compiled", "a100-p4de:compiled", "v100-p3dn:compiled", "mi300x:compiled",
-    "h100:flash", "tpu-v5p:flash,overlap",
+    "tpu-v5e", "tpu-v5p", "tpu-v4", "h100", "a100-p4de", "v100-p3dn", "mi300x",
+    "h100:eager,flash", "tpu-v5p:flash,overlap",
 )  # fmt: skip
 LARGE = ("x:64", "x:16 y:16", "x:256 y:8", "x:8 y:32 z:4", "x:512 y:8")
 ROUNDING = 1e-9

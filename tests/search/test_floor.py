@@ -21,7 +21,7 @@ MODELS = {
 }
 
 
-CASES = [("mlp", "x:2", "h100:compiled", 1), ("lm", "x:2", "tpu-v5e", 2), ("attention", "x:2", "h100:compiled", 2)]
+CASES = [("mlp", "x:2", "h100", 1), ("lm", "x:2", "tpu-v5e", 2), ("attention", "x:2", "h100", 2)]
 
 
 @pytest.mark.parametrize(("name", "mesh", "machine", "seed"), CASES)

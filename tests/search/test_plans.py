@@ -49,9 +49,9 @@ CASES = [
         "x:4",
         {"weight_update": ["replicated", "sharded"], "microbatches": [1, 2, 3]},
         "batch hidden",
-        "h100:compiled",
+        "h100",
     ),
-    (SMALL, "x:2 y:2", {"overlap": ["none", "list"]}, "batch", "h100:compiled"),
+    (SMALL, "x:2 y:2", {"overlap": ["none", "list"]}, "batch", "h100"),
     (LM, "x:4", {"remat": ["model", "none", "full"]}, "batch", "tpu-v5e"),
 ]
 
@@ -80,7 +80,7 @@ def test_plan_search_result_costs_what_compile_costs():
 
 
 def test_plan_search_text_says_why_runners_up_lose():
-    text = str(md.search(SMALL, mesh="x:4", machine="h100:compiled", dims="batch", knobs="remat weight_update"))
+    text = str(md.search(SMALL, mesh="x:4", machine="h100", dims="batch", knobs="remat weight_update"))
     for words in ("the best plan", "weight update", "every plan is costed", "next:"):
         assert words in text
     assert "remat: the config of mlp has no field remat" in text
@@ -149,16 +149,16 @@ def test_plan_search_interrupted_keeps_the_best_so_far():
 
 def test_plan_search_is_at_least_as_good_as_its_start():
     start = md.Plan("x:2 y:4", "batch:x,y heads:y", weight_update="sharded", remat="none")
-    result = md.search(LM, devices=8, machine="h100:compiled", plans=1, start=start)
+    result = md.search(LM, devices=8, machine="h100", plans=1, start=start)
     assert result.plan == start
     with pytest.raises(md.LayoutError, match="this is a search for layouts"):
-        md.search(LM, devices=8, machine="h100:compiled", knobs=(), start=start)
+        md.search(LM, devices=8, machine="h100", knobs=(), start=start)
 
 
 ANSWER = """
 import meshdsl as md
 from meshdsl.models import mlp
-found = md.search(mlp.mlp.replace(batch=1024, io=512, hidden=1024), devices=4, machine="h100:compiled", plans=4)
+found = md.search(mlp.mlp.replace(batch=1024, io=512, hidden=1024), devices=4, machine="h100", plans=4)
 print(found.plan.to_dict(), found.best.outcome, found.counts)
 """
 
@@ -176,7 +176,7 @@ def test_plan_search_has_the_same_answer_with_every_hash_seed():
 def test_plan_search_costs_fewer_plans_of_long_programs():
     """30,000 equations in all, but at least 4 plans."""
     assert plans.EQUATIONS // plans.USUAL == 1000 and plans.LEAST == 4
-    result = md.search(LM, devices=8, machine="h100:compiled", plans=3)
+    result = md.search(LM, devices=8, machine="h100", plans=3)
     assert result.counts.costed <= 3 and not result.complete
 
 
@@ -189,9 +189,7 @@ RECIPES = [  # what people write first
 ]
 
 
-@pytest.mark.parametrize(
-    ("machine", "part"), [("tpu-v5e", 0.6), pytest.param("h100:compiled", 0.6, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("machine", "part"), [("tpu-v5e", 0.6), pytest.param("h100", 0.6, marks=pytest.mark.slow)])
 def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float):
     """With less memory than plain data parallelism needs."""
     wide = transformer.lm.replace(layers=2, d_model=512, d_ff=2048, d_head=64, batch=64, vocab=8192)
@@ -210,7 +208,7 @@ def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float)
 @pytest.mark.parametrize(("bandwidth", "layout", "microbatches"), [(350e9, "batch:x", 1), (2e9, "layer:x", 16)])
 def test_search_takes_stages_where_the_network_is_slow(bandwidth: float, layout: str, microbatches: int):
     """Stages send activations, and data parallelism sends the gradients of these wide layers."""
-    machine = md.machine("h100:compiled")
+    machine = md.machine("h100")
     levels = tuple(dataclasses.replace(level, bandwidth=bandwidth) for level in machine.network.levels)
     machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels, tables=()))
     wide = LM.replace(batch=32, length=512, layers=4, d_model=512, d_head=128, d_ff=65536, vocab=512)
@@ -230,7 +228,7 @@ def test_search_tries_ticks_where_there_are_micro_batches():
 def test_search_interleaves_stages_where_the_weights_that_move_cost_less_than_the_bubble(
     bandwidth: float, most: int, chunks: int
 ):
-    machine = md.machine("h100:compiled")
+    machine = md.machine("h100")
     levels = tuple(dataclasses.replace(level, bandwidth=bandwidth) for level in machine.network.levels)
     machine = dataclasses.replace(machine, network=dataclasses.replace(machine.network, levels=levels, tables=()))
     deep = LM.replace(batch=32, length=512, layers=8, d_model=1024, d_head=128, d_ff=8192, vocab=64)

@@ -22,7 +22,7 @@ from meshdsl.search.variants import Variants
 from meshdsl.updates.weight_update import WeightUpdate
 
 LM = transformer.lm.replace(batch=64, length=512, layers=4, d_model=512, heads=8, d_head=64, d_ff=4096)
-H100 = md.machine("h100:compiled")
+H100 = md.machine("h100")
 
 
 @pytest.fixture(scope="module")

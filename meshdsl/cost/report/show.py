@@ -48,6 +48,12 @@ def heading(report: Report) -> str:
     return "\n".join(lines)
 
 
+_EAGER = (
+    "the times are those of PyTorch, which launches one operation at a time; XLA runs the programs of this library, "
+    "and the machine without the mode eager has its times"
+)
+
+
 def summary(report: Report) -> str:
     """The main results, one line each."""
     low, high = report.interval
@@ -61,6 +67,7 @@ def summary(report: Report) -> str:
     work = f"{number(report.flops, 'FLOP')}, {show_bytes(report.hbm_bytes)} of memory traffic"
     most = "at most " if any(record.op.at_most for record in report.program.collectives) else ""
     rows = [
+        *([("note", _EAGER)] if report.machine.operation else []),
         ("memory", f"{verdict}: {room}  {_gauge(report.peak_bytes, report.limit)}"),
         (
             "step",
@@ -101,11 +108,6 @@ def _notes(report: Report) -> list[str]:
     unknown = sum(line.unbounded for line in report.ledger.lines)
     if unknown:
         notes.append(f"{unknown} instructions are in while loops, whose trip counts are unknown: one trip is counted")
-    if report.machine.operation:
-        notes.append(
-            "the times are those of PyTorch, which launches one operation at a time; XLA runs the programs of this "
-            "library, and the machine's mode compiled has its times"
-        )
     profile = report.machine.profile
     if profile is not None:
         notes += [str(profile), str(report.coverage)]

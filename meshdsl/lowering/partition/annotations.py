@@ -3,15 +3,19 @@
 An annotation passes from a result to operands along dims that the operation keeps. It reaches a value if all its
 readers ask for the same, and if the layout has no rule for the dim and uses its axes for no other dim of the value.
 Where an operand already decides about the dim, or uses the axes, it wins.
+
+The sharding in which a value's only reader takes it counts in the price of every operation (`wanted_shardings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import Where
 from ...ir import Because, Cause, Eqn, Graph, Labels, Var
+from ...layouts import Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
 from ...ops.placement import SHARD
 from ..labels import labels_of
@@ -65,6 +69,49 @@ def _of_operands(eqn: Eqn, asked: Mapping[Var, Split]) -> Iterator[tuple[Var, Sp
     asked_of = {label: wanted[d] for d, label in labels.outs[0].items() if label is not None and d in wanted}
     for v, names in zip(eqn.ins, labels.ins, strict=True):
         yield v, {d: asked_of[label] for d, label in names.items() if label in asked_of}
+
+
+def wanted_shardings(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence[str] = ()) -> dict[Var, Sharding]:
+    """The shardings in which values with one reader are taken: by `md.shard`, or as a result that an override names.
+
+    They pass on to operands of elementwise operations that have no other reader. `results` are the paths of the
+    graph's results.
+    """
+    reads = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
+    found = {v: target for v, target in _of_results(graph, layout, results) if reads[v] == 1}
+    for eqn in reversed(graph.eqns):
+        target = annotated(eqn, mesh) if eqn.op is SHARD else _of_elementwise(eqn, found)
+        if target is not None:
+            single = [v for v in eqn.ins if reads[v] == 1]
+            found |= {v: Sharding.of({d.name: target.axes(d.name) for d in v.dims}) for v in single}
+    for sub in (sub for eqn in graph.eqns for sub in eqn.graphs().values()):
+        found |= wanted_shardings(sub, mesh, layout)
+    return found
+
+
+def _of_results(graph: Graph, layout: Layout, results: Sequence[str]) -> Iterator[tuple[Var, Sharding]]:
+    """The results for which an override asks for other axes than the layout's rules."""
+    for v, path in zip(graph.outs, results, strict=False):
+        rules = layout.for_path(path)
+        axes = [axis for d in v.dims for axis in rules.get(d.name, ())]
+        if rules != layout.rules and len(axes) == len(set(axes)):
+            yield v, Sharding.of({d.name: rules.get(d.name, ()) for d in v.dims})
+
+
+def _of_elementwise(eqn: Eqn, found: Mapping[Var, Sharding]) -> Sharding | None:
+    """What is found for the one result of an equation whose operands' dims are dims of it and sharded alike."""
+    target = found.get(eqn.outs[0]) if len(eqn.outs) == 1 and eqn.control is None else None
+    if target is None:
+        return None
+    labels = labels_of(eqn)
+    (out,) = labels.outs
+    alike = None not in out.values() and all(names.items() <= out.items() for names in labels.ins)
+    return target if alike else None
+
+
+def annotated(eqn: Eqn, mesh: Mesh) -> Sharding:
+    """The sharding that an `md.shard` asks for, without axes of size 1."""
+    return Sharding.of({d: [a for a in axes if mesh.axes[a] > 1] for d, axes in eqn.params["split"]})
 
 
 def claim_annotated(claims: Claims, outs: tuple[Var, ...], labels: Labels, asked: Mapping[Var, Split]) -> None:

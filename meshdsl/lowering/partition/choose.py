@@ -61,6 +61,21 @@ class Claims:
         }
         return left
 
+    def beside(self, wanted: Mapping[str, Axes]) -> Claims:
+        """The same claims; then the wanted axes, and those that are left of each claim beside the wanted ones."""
+        if not wanted:
+            return self
+        more = Claims()
+        more.annotations = self.annotations
+        more.options = {label: list(options) for label, options in self.options.items()}
+        for label, axes in wanted.items():
+            more.add(label, axes)
+        for label, options in self.options.items():
+            taken = {axis for other, axes in wanted.items() if other != label for axis in axes}
+            for axes in options:
+                more.add(label, tuple(axis for axis in axes if axis not in taken))
+        return more
+
     @cached_property
     def contested(self) -> list[Conflict]:
         """Every pair of labels that claim the same axis, of complete claims."""

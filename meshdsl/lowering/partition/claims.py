@@ -41,6 +41,19 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
     return claims.without(frozenset(pending))
 
 
+def wanted_axes(scope: Scope, eqn: Eqn, labels: Labels) -> dict[str, Axes]:
+    """The axes of each label for results in the shardings in which their only readers take them."""
+    found: dict[str, Axes] = {}
+    pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
+    for v, names in zip(eqn.outs, labels.outs, strict=True):
+        for d, axes in scope.setting.wanted[v].split if v in scope.setting.wanted else ():
+            label = names[d]
+            dims = [d for x, of in pairs for d in x.dims if of[d.name] == label]
+            if label is not None and _divides(scope, dims, labels, label, axes):
+                found[label] = axes
+    return found
+
+
 def _claim_operand(
     scope: Scope, claims: Claims, v: Var, names: Mapping[str, str | None], fresh: Collection[str], pending: Axes
 ) -> None:
@@ -121,7 +134,9 @@ def settle_conflicts(scope: Scope, eqn: Eqn, labels: Labels, claims: Claims) -> 
         kept = {label for names in labels.outs for label in names.values() if label in present}
         claims = claims.without_taken(set(claims.options) - present - set(preferred) - set(claims.annotations), kept)
         for conflict in claims.contested:
-            if not {conflict.first, conflict.second} & set(preferred):
+            if not {conflict.first, conflict.second} & set(preferred) and scope.setting.wanted.keys().isdisjoint(
+                eqn.outs
+            ):
                 _report_in_result(scope, eqn, labels, claims, conflict)
     return claims, preferred
 

@@ -19,7 +19,7 @@ from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ...ops.dtypes import CAST
 from ...ops.index_map import IndexMap
 from ...ops.reductions import BROADCAST
-from ...ops.reshape import RENAME
+from ...ops.reshape import RENAME, RESHAPE
 from ...trace import FULL, number
 from ..blocks import ON_FIRST
 from ..labels import apply, labels_of, vanishing
@@ -27,12 +27,13 @@ from . import placement_ops as views
 from .annotations import Annotation, with_annotations
 from .attention import lower_attention
 from .choose import Claims, choose
-from .claims import claims_of, region_blocks, settle_conflicts
+from .claims import claims_of, region_blocks, settle_conflicts, wanted_axes
 from .control import lower_control
 from .expansions import EXPANSIONS, Expansion
-from .index_map import lower_index_map
+from .index_map import exchange_price, lower_index_map
 from .pending_sums import ADDITIONS
-from .prices import later_price, reduction_price
+from .prices import later_price, results_price
+from .reshapes import lower_by_parts
 from .scope import Scope
 
 
@@ -148,6 +149,10 @@ class _Choice(NamedTuple):
 def _operate(scope: Scope, eqn: Eqn) -> None:
     """Choose how the operands are sharded, take them so, define the results, and add the operation's equations."""
     choice = _choose(scope, eqn)
+    if eqn.op is RESHAPE and not choice.pending:
+        price = _price(scope, eqn, choice.labels, (), None, choice.assigned)
+        if lower_by_parts(scope, eqn, price, apply(choice.labels.outs[0], choice.assigned)):
+            return
     eqn = choice.eqn
     ins = [_operand(scope, choice, *operand) for operand in choice.operands()]
     outs, start = _results(scope, choice), len(scope.eqns)
@@ -175,7 +180,12 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     free = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
     claims = Claims() if free else claims_of(scope, eqn, labels, pending)
     claims, preferred = settle_conflicts(scope, eqn, labels, claims)
-    assigned: Mapping[str, Axes] = choose(claims, preferred, functools.partial(_price, scope, eqn, labels, pending))
+    wanted = wanted_axes(scope, eqn, labels)
+    price = functools.partial(_price, scope, eqn, labels, pending, moves)
+    assigned: Mapping[str, Axes] = choose(claims, preferred, price)
+    if any(v in scope.setting.wanted for v in eqn.outs):
+        others = [choose(claims.beside(wanted), preferred, price), *([wanted] if moves is not None else [])]
+        assigned = min([assigned, *others], key=price)
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
@@ -184,11 +194,15 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, decided, free)
 
 
-def _price(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes, assigned: Mapping[str, Axes]) -> float:
+def _price(
+    scope: Scope, eqn: Eqn, labels: Labels, pending: Axes, moves: IndexMap | None, assigned: Mapping[str, Axes]
+) -> float:
     """The bytes that one device sends for an equation whose labels have these axes, now and where its sums are read."""
     wanted = [(v, _wanted(scope, v, names, assigned, pending)) for v, names in zip(eqn.ins, labels.ins, strict=True)]
     sent = sum(scope.price(v, sharding) for v, sharding in wanted)
-    sent += reduction_price(scope.setting, eqn.outs, labels, assigned)
+    sent += results_price(scope.setting, eqn, labels, assigned)
+    if moves is not None and eqn.outs[0] in scope.setting.wanted:
+        sent += exchange_price(scope, [sharding for _, sharding in wanted], eqn.ins, moves, assigned)
     return sent if pending else sent + later_price(scope, eqn, dict(wanted).__getitem__)
 
 

@@ -6,27 +6,24 @@ equations.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...control.associative import ASSOCIATIVE_SCAN, BLOCK_SCAN, BLOCK_SUMMARY, JOIN_SUMMARIES, labels
-from ...dims import Dim, Shape, names, size_of
+from ...dims import Dim, names
 from ...ir import Because, Cause, Eqn, Labels, Op, Var, named
 from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.conv import CONV
-from ...ops.index_map import IndexMap, Piece
 from ...ops.masking import identity
 from ...ops.ordering import CUMSUM, SORT, TOP_K
 from ...ops.pooling import COUNT_EQUAL, MAX_POOL, SUM_EQUAL, SUM_POOL
 from ...ops.printing import PRINT
 from ...ops.reductions import PROD
-from ...ops.reshape import RESHAPE, long_groups
+from ...ops.reshape import RESHAPE
 from .. import blocks
-from ..labels import labels_of
-from . import sorting, windows
-from .index_map import gathered, lower_index_map, resized
+from . import reshapes, sorting, windows
+from .index_map import gathered, resized
 from .scope import Scope
 
 Assigned = Mapping[str, Axes]
@@ -120,73 +117,6 @@ def _top_k(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs:
     scope.add(blocks.PICK, [index, place], [outs[1]], eqn, parts=parts, k=k)
 
 
-def _reshape_labels(scope: Scope, eqn: Eqn) -> Labels:
-    """Those of the operation; blocks that do not match are exchanged."""
-    return dataclasses.replace(labels_of(eqn), must_divide=frozenset())
-
-
-def _aligned(scope: Scope, left: Shape, right: Shape, axes: Axes) -> bool:
-    """True if the blocks of both sides hold the same elements, so that a local reshape suffices."""
-    extents, n = scope.setting.extents, scope.setting.mesh.count(axes)
-    heads = (left[0], right[0])
-    if left == right or (len(left) == len(right) == 1 and extents.local(left[0], n) == extents.local(right[0], n)):
-        return True
-    return all(d.size % n == 0 and not extents.is_padded(d, n) for d in heads)
-
-
-def _reshape_needed(scope: Scope, eqn: Eqn, assigned: Assigned) -> bool:
-    return any(
-        assigned.get(right[0].name) and not _aligned(scope, left, right, assigned[right[0].name])
-        for left, right in long_groups(eqn.ins[0].dims, eqn.outs[0].dims)
-    )
-
-
-def _reshape(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
-    """For each group: flatten the block to one run, exchange it into the target's runs, and restore the target's dims.
-
-    Dims of size 1 are removed first: they may have the name of a dim of the target. A group
-    with the name of another group's target becomes a run too, so that its name is free when that target is restored.
-    """
-    (x,), (out,) = ins, outs
-    extents = scope.setting.extents
-    longer = tuple(d for d in x.dims if d.size > 1)
-    if longer != x.dims:
-        longer_x = Var(longer, x.dtype, "", x.sharding)
-        scope.add(RESHAPE, [x], [longer_x], eqn, shape=longer)
-        x = longer_x
-    pairs, restored = long_groups(x.dims, out.dims), list[tuple[Dim, Shape, Axes]]()
-    for left, right in pairs:
-        axes = assigned.get(right[0].name, ())
-        reused = {d.name for _, other in pairs if other is not right for d in other} & set(names(left))
-        if not reused and (not axes or _aligned(scope, left, right, axes)):
-            continue
-        n = scope.setting.mesh.count(axes)
-        if not axes:
-            x = _relabel(scope, eqn, x, left, (scope.fresh_dim(f"{left[0].name}__run", size_of(left), x.dims),), ())
-            continue
-        runs = [
-            scope.fresh_dim(f"{side[0].name}__run{i}", n * extents.local(side[0], n) * size_of(side[1:]), x.dims)
-            for i, side in enumerate((left, right))
-        ]
-        x = _relabel(scope, eqn, x, left, (runs[0],), axes)
-        y = resized(x, runs[0], runs[1], axes)
-        lower_index_map(scope, eqn, [x], IndexMap((runs[0],), runs[1], (Piece(0, 0, 0, size_of(left)),)), axes, y)
-        x = y
-        restored.append((runs[1], right, axes))
-    for run, right, axes in restored:
-        x = _relabel(scope, eqn, x, (run,), right, axes)
-    scope.add(eqn.operation, [x], outs, eqn, **eqn.params)
-
-
-def _relabel(scope: Scope, eqn: Eqn, x: Var, old: Shape, new: Shape, axes: Axes) -> Var:
-    at = x.dims.index(old[0])
-    rest = [d for d in x.dims if d not in old]
-    shape = (*rest[: sum(d not in old for d in x.dims[:at])], *new, *rest[sum(d not in old for d in x.dims[:at]) :])
-    relabelled = Var(shape, x.dtype, "", x.sharding.with_split(old[0].name, ()).with_split(new[0].name, axes))
-    scope.add(blocks.RELABEL, [x], [relabelled], eqn, shape=shape, label=(old[0].name, new[0].name))
-    return relabelled
-
-
 def _print(scope: Scope, eqn: Eqn, ins: Sequence[Var], assigned: Assigned, outs: Sequence[Var]) -> None:
     """Name the axes of the mesh, so that of several copies the first device's is printed."""
     scope.add(PRINT, ins, outs, eqn, **eqn.params, axes=tuple(scope.setting.mesh.axes))
@@ -214,7 +144,7 @@ EXPANSIONS: dict[Op, Expansion] = {
         _top_k,
         sums=False,
     ),
-    RESHAPE: Expansion(_reshape_labels, _reshape_needed, _reshape),
+    RESHAPE: Expansion(reshapes.labels, reshapes.needed, reshapes.build),
     SORT: Expansion(_by_name, _along("over"), sorting.build),
     **dict.fromkeys(
         (CONV, SUM_POOL, MAX_POOL, COUNT_EQUAL, SUM_EQUAL),

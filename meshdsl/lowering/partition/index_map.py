@@ -10,7 +10,8 @@ regardless of the dim's size. GShard lowers windows the same way (Lepikhin et al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,11 +104,8 @@ class _Part:
 
 def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, axes: Axes, out: Var) -> None:
     """Add the equations that compute `out`, split over `axes` along `moves.out`, from operands split the same way."""
-    mesh, extents = scope.setting.mesh, scope.setting.extents
-    n = mesh.count(axes)
-    width = extents.local(moves.out, n)
-    operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
-    rows_of = [np.where(operand == k, index, -1) for k in range(len(xs))]
+    rows_of = _rows_of(scope, len(xs), moves, axes)
+    n, width = rows_of[0].shape
     dims = list(moves.dims)
     if len(xs) > 1:
         xs, dims, rows_of = _joined_if_less(scope, eqn, xs, dims, rows_of, axes)
@@ -130,6 +128,31 @@ def lower_index_map(scope: Scope, eqn: Eqn, xs: Sequence[Var], moves: IndexMap, 
     table = PlaceTable(tuple(map(tuple, rows.tolist())))
     values = [part.value for part in parts]
     scope.add(PLACE, values, [out], eqn, dims=dims, whole=whole, out=moves.out, table=table, fill=moves.fill, axes=axes)
+
+
+def _rows_of(scope: Scope, operands: int, moves: IndexMap, axes: Axes) -> list[np.ndarray]:
+    """For each operand, the row of each element that each device stores of the result; -1 for those of others."""
+    n = scope.setting.mesh.count(axes)
+    width = scope.setting.extents.local(moves.out, n)
+    operand, index = (_stored(a, n * width).reshape(n, width) for a in moves.sources())
+    return [np.where(operand == k, index, -1) for k in range(operands)]
+
+
+def exchange_price(
+    scope: Scope, shardings: Sequence[Sharding], xs: Sequence[Var], moves: IndexMap, assigned: Mapping[str, Axes]
+) -> float:
+    """The bytes, or picoseconds, of moving the rows of operands in these shardings; at most, of operands apart."""
+    setting, axes, total = scope.setting, assigned.get(moves.out.name, ()), 0.0
+    if not axes:
+        return total
+    n = setting.mesh.count(axes)
+    for x, sharding, dim, mine in zip(xs, shardings, moves.dims, _rows_of(scope, len(xs), moves, axes), strict=True):
+        length = setting.extents.local(dim, n)
+        rows = min(_travel(_rounds(mine, length, n)), (n - 1) * length)
+        stored = x.dtype.itemsize * math.prod(setting.extents.local_shape(x.dims, sharding, setting.mesh))
+        size = rows * stored / max(length, 1)
+        total += size if setting.seconds is None else round(1e12 * setting.seconds("permute", axes, size))
+    return total
 
 
 def _joined_if_less(

@@ -16,7 +16,7 @@ from ...ops.placement import PREFER, SHARD
 from ..check import check
 from ..labels import labels_of
 from ..program import Program
-from .annotations import annotated_splits
+from .annotations import annotated_splits, wanted_shardings
 from .choose import Claims, choose
 from .equation import lower
 from .legality import all_in_one, named_by_layouts, report_conflict, shard_problems
@@ -57,6 +57,7 @@ def partition(
         whole_dims(graph),
         counted_dims(graph),
         annotated_splits(graph, layout.rules),
+        wanted_shardings(graph, mesh, layout, results or ()),
         seconds=seconds,
     )
     scope = Scope(setting, graph)

@@ -13,13 +13,13 @@ from ...layouts.sharding import Axes
 from ...ops.placement import PREFER, RESHARD_TO_PRIVATE_DIM, SHARD
 from ...ops.ragged import RAGGED
 from ...ops.reshape import RENAME
+from .annotations import annotated
 from .scope import Scope
 
 
 def shard(scope: Scope, eqn: Eqn) -> None:
-    """Split exactly by the axes that `md.shard` names, without axes of size 1."""
-    sizes = scope.setting.mesh.axes
-    target = Sharding.of({d: [a for a in axes if sizes[a] > 1] for d, axes in eqn.params["split"]})
+    """Split exactly by the axes that `md.shard` names."""
+    target = annotated(eqn, scope.setting.mesh)
     _place(scope, eqn, lambda v: target)
 
 

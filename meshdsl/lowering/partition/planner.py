@@ -15,9 +15,9 @@ import dataclasses
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
-from itertools import count, permutations, takewhile
+from itertools import count, takewhile
 from operator import add
 from typing import Any, NamedTuple, cast
 
@@ -25,22 +25,22 @@ from ...dims import Shape
 from ...errors import LayoutError, nearest
 from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Extents, Sharding
-from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
-from .many_axes import apart, gathered, home, joined, together, toward
+from ..collectives import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, Step
+from .reshard_steps import all_moves, apart, gathered, home, joined, together, toward
 
 Sizes = tuple[tuple[str, int, int], ...]  # dim name, size, padded size; sorted
-Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
 Steps = tuple[Step, ...]
 Seconds = Callable[[str, Axes, float], float]  # of a collective: its kind, axes, and V (`cost.network.full_bytes`)
 Price = tuple[int, ...]  # picoseconds, bytes, collectives, steps; by bytes, the first is 0
 
-# The number of shardings grows faster than exponentially with the axes. With more than `EXACT_AXES`, axes that stay
-# together are one, and axes that lead the same dim in source and target stay fixed; with more than `HELD_AXES` left,
-# only collectives that bring axes nearer to their places are tried (`toward`). The plan is still correct.
+# The number of shardings grows faster than exponentially with the axes. With more than `EXACT_AXES`, axes that lead the
+# same dim in source and target stay fixed; with more than `HELD_AXES`, only collectives that bring axes nearer to their
+# places are tried (`toward`). The cheaper of this plan and one in which axes that stay together are one is taken.
 EXACT_AXES = 3
 HELD_AXES = 4
 MOST_ENTERED = 24  # shardings, of those that a number of steps reaches
 NEVER = (math.inf,)  # above every price
+FREE = (0, 0, 0, 0)
 
 
 class Reshard(NamedTuple):
@@ -93,16 +93,16 @@ class Reshard(NamedTuple):
         return self._planned()[1]
 
     def _planned(self) -> tuple[Steps, int]:
-        sizes = _sizes(self.shape, self.extents)
-        key = self.source, self.target, sizes, Mesh(self.mesh.axes), self.itemsize
+        sizes = tuple(sorted((dim.name, dim.size, self.extents.padded(dim)) for dim in self.shape))
+        search = _Search(self.source, self.target, sizes, Mesh(self.mesh.axes), self.itemsize)
         if self.seconds is None:
-            return _plan(*key)
+            return _plan(search)
         # stored with the object whose times they are: a cache of this module would keep it alive
         owner: Any = getattr(self.seconds, "__self__", self.seconds)
-        plans = cast("dict[str, dict[Any, tuple[Steps, int]]]", vars(owner)).setdefault("_plans", {})
-        if key not in plans:
-            plans[key] = _new_plan(*key, self.seconds)
-        return plans[key]
+        plans = cast("dict[str, dict[_Search, tuple[Steps, int]]]", vars(owner)).setdefault("_plans", {})
+        if search not in plans:
+            plans[search] = _new_plan(search._replace(seconds=self.seconds))
+        return plans[search]
 
 
 def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> int:
@@ -111,39 +111,104 @@ def picoseconds(step: Step, local_bytes: int, mesh: Mesh, seconds: Seconds) -> i
     return round(1e12 * seconds(step.timed_as, step.axes, n * local_bytes)) if step.sends else 0
 
 
-def _sizes(shape: Shape, extents: Extents) -> Sizes:
-    return tuple(sorted((dim.name, dim.size, extents.padded(dim)) for dim in shape))
+class _Search(NamedTuple):
+    """A reshard to plan: its ends, the stored sizes of the dims, the mesh, and how its collectives are priced."""
+
+    source: Sharding
+    target: Sharding
+    sizes: Sizes
+    mesh: Mesh
+    itemsize: int
+    seconds: Seconds | None = None
+
+    def fits(self, sharding: Sharding) -> bool:
+        """True if every stored size divides."""
+        return all(padded % self.mesh.count(sharding.axes(dim)) == 0 for dim, _, padded in self.sizes)
+
+    def local(self, sharding: Sharding) -> dict[str, int]:
+        """The stored size of each dim on one device; see `Extents.local`."""
+        return {d: min(size, padded // self.mesh.count(sharding.axes(d))) for d, size, padded in self.sizes}
+
+    def stored_bytes(self, sharding: Sharding) -> int:
+        """The bytes that one device stores."""
+        return self.itemsize * math.prod(self.local(sharding).values())
+
+    def operand_bytes(self, step: Step, before: Sharding, after: Sharding) -> int:
+        """The bytes of one device's operand, with the padding that equal chunks of a cut dim need."""
+        sent = self.local(before)
+        if step.effect.cuts is not None:
+            sent[step.effect.cuts] = self.mesh.count(step.axes) * self.local(after)[step.effect.cuts]
+        return self.itemsize * math.prod(sent.values())
+
+    def pads(self, step: Step, before: Sharding, after: Sharding) -> bool:
+        """True if a collective that sends needs padding in the dim it cuts, or makes some in the one that it joins."""
+        effect, n = step.effect, self.mesh.count(step.axes)
+        larger, smaller = self.local(before), self.local(after)
+        cuts = effect.cuts is not None and n * smaller[effect.cuts] != larger[effect.cuts]
+        joins = effect.joins is not None and n * larger[effect.joins] != smaller[effect.joins]
+        return step.sends and (cuts or joins)
+
+    def price(self, step: Step, before: Sharding, after: Sharding) -> Price:
+        """The price of one step."""
+        size = self.operand_bytes(step, before, after)
+        time = picoseconds(step, size, self.mesh, self.seconds) if self.seconds is not None else 0
+        return time, step.bytes_sent(size, self.mesh), step.sends, 1
+
+    def total(self, steps: Steps) -> Price:
+        """The price of a plan."""
+        here, total = self.source, FREE
+        for step in steps:
+            after = step.step(here, self.mesh)
+            total, here = _sum(total, self.price(step, here, after)), after
+        return total
+
+    def missing(self, sharding: Sharding) -> Price:
+        """A bound: a device receives at least what its target block has more than its block here, and sends as much."""
+        if self.seconds is not None:
+            return FREE
+        wanted, here = self.local(self.target), self.local(sharding)
+        common = math.prod(min(n, here[dim]) for dim, n in wanted.items())
+        return 0, self.itemsize * (math.prod(wanted.values()) - common), 0, 0
+
+    def remaining(self, sharding: Sharding) -> Price:
+        """What the search adds to a price; with many axes, an estimate by the axes away from their places."""
+        if len(self.mesh.axes) <= EXACT_AXES:
+            return FREE
+        if len(self.mesh.axes) <= HELD_AXES:
+            return self.missing(sharding)
+        stored = min(self.stored_bytes(self.target), self.stored_bytes(sharding))
+        size = 2 * stored * sum(home(sharding, axis) != home(self.target, axis) for axis in self.mesh.axes)
+        axes = tuple(self.mesh.axes)
+        return round(1e12 * self.seconds("all_to_all", axes, size)) if self.seconds else 0, size, 0, 0
+
+
+def _sum(one: Price, other: Price) -> Price:
+    return tuple(map(add, one, other))
 
 
 @lru_cache(maxsize=65536)
-def _plan(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> tuple[Steps, int]:
-    return _new_plan(source, target, sizes, mesh, itemsize, None)
+def _plan(search: _Search) -> tuple[Steps, int]:
+    return _new_plan(search)
 
 
-def _new_plan(
-    source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None
-) -> tuple[Steps, int]:
-    _check(source, target, sizes, mesh)
+def _new_plan(search: _Search) -> tuple[Steps, int]:
+    """The steps, and their bytes or picoseconds."""
+    source, target, mesh, seconds = search.source, search.target, search.mesh, search.seconds
+    _check(source, target, search.sizes, mesh)
     steps = _direct(source, target)
-    if steps is not None and any(_pads(step, source, step.step(source, mesh), sizes, mesh) for step in steps):
+    if steps is not None and any(search.pads(step, source, step.step(source, mesh)) for step in steps):
         steps = None  # another dim may carry less than blocks that hold padding
     if seconds is not None and (steps is None or any(step.sends for step in steps)):
-        steps = _cheapest(source, target, sizes, _searched(source, target, sizes, mesh, seconds), itemsize, seconds)
+        steps = _cheapest(search._replace(mesh=_searched(search, seconds)))
     elif steps is None:
-        steps = _named(source, target, sizes, mesh, itemsize)
-    total = 0
-    for step in steps:
-        after = step.step(source, mesh)
-        local_bytes = _sent_bytes(step, source, after, sizes, mesh, itemsize)
-        total += picoseconds(step, local_bytes, mesh, seconds) if seconds else step.bytes_sent(local_bytes, mesh)
-        source = after
-    return steps, total
+        steps = _named(search)
+    return steps, search.total(steps)[1 if seconds is None else 0]
 
 
-def _searched(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, seconds: Seconds) -> Mesh:
+def _searched(search: _Search, seconds: Seconds) -> Mesh:
     """The axes that a plan by time may use: those of the source and the target, and up to `EXACT_AXES` the fastest."""
-    named = source.varying | target.varying
-    size = math.prod(n for _, n, _ in sizes)
+    named, mesh = search.source.varying | search.target.varying, search.mesh
+    size = math.prod(n for _, n, _ in search.sizes)
     idle = sorted(
         (a for a, n in mesh.axes.items() if n > 1 and a not in named), key=lambda a: seconds("all_gather", (a,), size)
     )
@@ -200,24 +265,25 @@ def _check(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh) -> None
         )
 
 
-def _named(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
+def _named(search: _Search) -> Steps:
     """The plan under canonical names, so that reshards that differ only in names share one search.
 
     The canonical names keep the order of dims and axes, so ties are broken the same way.
     """
-    used = source.varying | target.varying
+    used = search.source.varying | search.target.varying
     axis = {a: f"a{i:03}" for i, a in enumerate(sorted(used))}
-    dim = {d: f"d{i:03}" for i, (d, *_) in enumerate(sizes)}
-    small = Mesh({axis[a]: n for a, n in mesh.axes.items() if a in used})
-    ends = [
+    dim = {d: f"d{i:03}" for i, (d, *_) in enumerate(search.sizes)}
+    source, target = (
         Sharding(
             tuple((dim[d], tuple(axis[a] for a in axes)) for d, axes in s.split),
             tuple(axis[a] for a in s.partial),
             s.kind,
         )
-        for s in (source, target)
-    ]
-    steps = _search(*ends, tuple((dim[d], n, padded) for d, n, padded in sizes), small, itemsize)
+        for s in (search.source, search.target)
+    )
+    sizes = tuple((dim[d], n, padded) for d, n, padded in search.sizes)
+    small = Mesh({axis[a]: n for a, n in search.mesh.axes.items() if a in used})
+    steps = _found(_Search(source, target, sizes, small, search.itemsize))
     return _renamed(steps, {new: old for old, new in (*dim.items(), *axis.items())})
 
 
@@ -232,60 +298,50 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 @lru_cache(maxsize=65536)
-def _search(source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> Steps:
-    """The plan that sends the fewest bytes, under canonical names."""
+def _found(search: _Search) -> Steps:
+    """The plan that sends the fewest bytes, under canonical names; of many axes, also with those together as one."""
+    source, target, mesh = search.source, search.target, search.mesh
+    steps = _cheapest(search)
     if len(mesh.axes) > EXACT_AXES and (runs := together(source, target, mesh)):
         one = {run[0]: run for run in runs}
         others = {axis for run in runs for axis in run[1:]}
         fewer = Mesh({axis: mesh.count(one.get(axis, (axis,))) for axis in mesh.axes if axis not in others})
-        steps = _search(joined(source, one), joined(target, one), sizes, fewer, itemsize)
-        return tuple(apart(step, one) for step in steps)
-    return _cheapest(source, target, sizes, mesh, itemsize, None)
+        coarse = _found(search._replace(source=joined(source, one), target=joined(target, one), mesh=fewer))
+        steps = min(tuple(apart(step, one) for step in coarse), steps, key=search.total)
+    return steps
 
 
-def _cheapest(
-    source: Sharding, target: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int, seconds: Seconds | None
-) -> Steps:
+def _cheapest(search: _Search) -> Steps:
     """Dijkstra's algorithm over all shardings by the mesh's axes; ties are broken by the order of `_moves`.
 
-    With many axes, shardings with fewer axes away from their places are tried first, so the first plan is taken.
+    With many axes, shardings with fewer axes away from their places are tried first, and of each number of steps only
+    the first `MOST_ENTERED`.
     """
-    axes = tuple(mesh.axes)
-    dims = tuple(dim for dim, *_ in sizes)
-    exact = len(axes) <= HELD_AXES
-    held = _held(source, target, len(axes) > EXACT_AXES)
-    needed = itemsize * math.prod(_local(target, sizes, mesh).values())
-
-    def left(sharding: Sharding) -> Price:
-        if exact:
-            return 0, 0, 0, 0
-        stored = min(needed, itemsize * math.prod(_local(sharding, sizes, mesh).values()))
-        size = 2 * stored * sum(home(sharding, axis) != home(target, axis) for axis in axes)
-        return round(1e12 * seconds("all_to_all", axes, size)) if seconds else 0, size, 0, 0
-
-    best: dict[Sharding, Price] = {source: (0, 0, 0, 0)}
+    source, target = search.source, search.target
+    exact = len(search.mesh.axes) <= HELD_AXES
+    held = _held(source, target, len(search.mesh.axes) > EXACT_AXES)
+    best: dict[Sharding, Price] = {source: FREE}
+    plans: dict[Sharding, Steps] = {source: ()}
     number = count(1)
-    queue: list[tuple[Price, int, Price, Sharding, Steps]] = [(left(source), 0, best[source], source, ())]
+    queue: list[tuple[Price, int, Price, Sharding]] = [(search.remaining(source), 0, FREE, source)]
     entered = Counter[int]()  # with many axes: the shardings that so many steps reach
     while queue:
-        _, _, so_far, reached, steps = heapq.heappop(queue)
-        if reached == target:
-            return steps
-        if so_far > best[reached] or (not exact and entered[len(steps)] >= MOST_ENTERED):
+        _, _, so_far, reached = heapq.heappop(queue)
+        if reached == target and exact:
+            break
+        steps = plans[reached]
+        stale = so_far > best[reached] or _sum(so_far, search.missing(reached)) >= best.get(target, NEVER)
+        if stale or (not exact and entered[len(steps)] >= MOST_ENTERED):
             continue
         entered[len(steps)] += 1
-        for step, after in _moves(reached, held, dims, axes, mesh) if exact else toward(reached, target, dims, mesh):
-            if after not in best and not _fits(after, sizes, mesh):
+        for step, after in _moves(search, reached, held):
+            if after not in best and not search.fits(after):
                 best[after] = (-1,)  # no price is lower, so it is never entered
-            local_bytes = _sent_bytes(step, reached, after, sizes, mesh, itemsize)
-            time = picoseconds(step, local_bytes, mesh, seconds) if seconds is not None else 0
-            own = (time, step.bytes_sent(local_bytes, mesh), step.sends, 1)
-            price = tuple(map(add, so_far, own))
-            if (after not in best or price < best[after]) and price < best.get(target, NEVER):
-                best[after] = price
-                expected = tuple(map(add, price, left(after)))
-                heapq.heappush(queue, (expected, next(number), price, after, (*steps, step)))
-    return gathered(source, target)
+            price = _sum(so_far, search.price(step, reached, after))
+            if price < min(best.get(after, NEVER), best.get(target, NEVER)):
+                best[after], plans[after] = price, (*steps, step)
+                heapq.heappush(queue, (_sum(price, search.remaining(after)), next(number), price, after))
+    return plans[target] if target in plans else gathered(source, target)
 
 
 def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
@@ -299,82 +355,14 @@ def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
     return Sharding.of(split, target.partial, target.kind)
 
 
-@lru_cache(maxsize=16384)
-def _moves(
-    reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh
-) -> tuple[tuple[Step, Sharding], ...]:
-    """Every collective that applies here and keeps the `held` axes, with the resulting sharding."""
-    return tuple((step, step.step(reached, mesh)) for step in _steps(reached, held, dims, axes, mesh))
-
-
-def _reductions(reached: Sharding, pending: Axes, dims: tuple[str, ...]) -> Iterator[Step]:
-    for done in _ordered(pending):
-        if tuple(sorted(done)) == done:
-            yield AllReduce(done, reached.kind)
-        if reached.kind == "sum":
-            yield from (ReduceScatter(dim, done) for dim in dims)
-
-
-def _steps(reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
-    for idle in _ordered(tuple(axis for axis in axes if axis not in reached.varying)):
-        yield from (Slice(dim, idle) for dim in dims)
-    yield from _reductions(reached, tuple(axis for axis in reached.partial if axis not in held.partial), dims)
-    loose = tuple((dim, cut[len(held.axes(dim)) :]) for dim, cut in reached.split if cut != held.axes(dim))
-    for dim, cut in loose:
-        for minor in (cut[i:] for i in range(len(cut))):
-            yield AllGather(dim, minor)
-            yield from (AllToAll(dim, to, minor) for to in dims if to != dim)
-    usable = tuple(axis for axis in axes if axis not in reached.partial + held.split_axes)
-    for split in _relabelled(loose, usable, mesh):
-        if split != loose:
-            moved = {dim: held.axes(dim) + new for dim, new in split}
-            yield Permute.between(reached, Sharding.of({**dict(reached.split), **moved}, reached.partial, reached.kind))
-
-
-def _relabelled(split: Split, usable: Axes, mesh: Mesh) -> Iterator[Split]:
-    """All ways to split the same dims into the same numbers of blocks with these axes."""
-    if not split:
-        yield ()
-        return
-    (dim, cut), *others = split
-    for axes in _ordered(usable):
-        if mesh.count(axes) == mesh.count(cut):
-            left = tuple(axis for axis in usable if axis not in axes)
-            yield from (((dim, axes), *rest) for rest in _relabelled(tuple(others), left, mesh))
-
-
-def _ordered(axes: Axes) -> Iterator[Axes]:
-    """All non-empty tuples of some of the axes, in all orders."""
-    for n in range(1, len(axes) + 1):
-        yield from permutations(axes, n)
+def _moves(search: _Search, reached: Sharding, held: Sharding) -> Iterable[tuple[Step, Sharding]]:
+    """The collectives to try here, with the resulting sharding: all, or with many axes those that bring axes nearer."""
+    dims = tuple(dim for dim, *_ in search.sizes)
+    if len(search.mesh.axes) > HELD_AXES:
+        return toward(reached, search.target, dims, search.mesh)
+    return all_moves(reached, held, dims, search.mesh)
 
 
 def _tail(shorter: Axes, longer: Axes) -> Axes:
     """The axes that `longer` appends to `shorter`; empty if `shorter` is not a prefix of `longer`."""
     return longer[len(shorter) :] if longer[: len(shorter)] == shorter else ()
-
-
-def _fits(sharding: Sharding, sizes: Sizes, mesh: Mesh) -> bool:
-    return all(padded % mesh.count(sharding.axes(dim)) == 0 for dim, _, padded in sizes)
-
-
-def _local(sharding: Sharding, sizes: Sizes, mesh: Mesh) -> dict[str, int]:
-    """The stored size of each dim on one device; see `Extents.local`."""
-    return {dim: min(size, padded // mesh.count(sharding.axes(dim))) for dim, size, padded in sizes}
-
-
-def _sent_bytes(step: Step, before: Sharding, after: Sharding, sizes: Sizes, mesh: Mesh, itemsize: int) -> int:
-    """The bytes of one device's operand, with the padding that equal chunks of a cut dim need."""
-    sent = _local(before, sizes, mesh)
-    if step.effect.cuts is not None:
-        sent[step.effect.cuts] = mesh.count(step.axes) * _local(after, sizes, mesh)[step.effect.cuts]
-    return itemsize * math.prod(sent.values())
-
-
-def _pads(step: Step, before: Sharding, after: Sharding, sizes: Sizes, mesh: Mesh) -> bool:
-    """True if a collective that sends needs padding in the dim that it cuts, or makes some in the one that it joins."""
-    effect, n = step.effect, mesh.count(step.axes)
-    larger, smaller = _local(before, sizes, mesh), _local(after, sizes, mesh)
-    cuts = effect.cuts is not None and n * smaller[effect.cuts] != larger[effect.cuts]
-    joins = effect.joins is not None and n * larger[effect.joins] != smaller[effect.joins]
-    return step.sends and (cuts or joins)

@@ -10,7 +10,7 @@ correctness. Prices are the bytes that a device sends, or picoseconds, as the pl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from ...ir import Eqn, Labels, Var
 from ...layouts import Sharding
@@ -26,11 +26,21 @@ from .scope import Scope, Setting
 Assigned = Mapping[str, Axes]
 
 
-def reduction_price(setting: Setting, outs: Sequence[Var], labels: Labels, assigned: Assigned) -> float:
-    """The price of an all_reduce of the results over the axes of vanishing labels."""
+def results_price(setting: Setting, eqn: Eqn, labels: Labels, assigned: Assigned) -> float:
+    """The price of an all_reduce of the results over the axes of vanishing labels.
+
+    For a result whose only reader takes it in a known sharding, that of bringing it there.
+    """
     axes = tuple(axis for label in vanishing(labels) for axis in assigned.get(label, ()))
     n, total = setting.mesh.count(axes), 0.0
-    for v, names in zip(outs, labels.outs, strict=True):
+    for v, names in zip(eqn.outs, labels.outs, strict=True):
+        if v in setting.wanted:
+            here = Sharding.of(dict(apply(names, assigned).split), axes, eqn.operation.reduce or "sum")
+            reshard = Reshard(
+                here, setting.wanted[v], v.dims, setting.mesh, setting.extents, v.dtype.itemsize, setting.seconds
+            )
+            total += reshard.cost
+            continue
         size = v.dtype.itemsize * math.prod(setting.extents.local_shape(v.dims, apply(names, assigned), setting.mesh))
         timed = setting.seconds
         total += picoseconds(AllReduce(axes), size, setting.mesh, timed) if timed else 2 * (n - 1) / n * size
@@ -98,7 +108,7 @@ def _least(scope: Scope, eqn: Eqn, v: Var, version: Sharding, expected: Sharding
                 claims.add(str(label), sharding.axes(d))  # every dim of a product has a label
 
     def price(assigned: Assigned) -> float:
-        total = reduction_price(setting, eqn.outs, labels, assigned)
+        total = results_price(setting, eqn, labels, assigned)
         for x, names in zip(eqn.ins, labels.ins, strict=True):
             target = apply(names, assigned)
             if x is not v and x not in scope.unmaterialized:

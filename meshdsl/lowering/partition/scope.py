@@ -40,6 +40,7 @@ class Setting:
     whole_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see whole_dims.py
     counted_dims: Mapping[Var, frozenset[str]] = field(default_factory=dict[Var, frozenset[str]])  # see placement_ops
     annotations: Mapping[Var, dict[str, Annotation]] = field(default_factory=dict[Var, dict[str, Annotation]])
+    wanted: Mapping[Var, Sharding] = field(default_factory=dict[Var, Sharding])  # see annotations.wanted_shardings
     regions: dict[object, Mapping[str, Axes]] = field(default_factory=dict[object, Mapping[str, Axes]])  # of md.local
     attempts: dict[object, Scope] = field(default_factory=dict[object, "Scope"])  # to lower the bodies of loops
     seconds: Seconds | None = None  # the network's times, if reshards are planned by time instead of bytes

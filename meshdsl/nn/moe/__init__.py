@@ -10,9 +10,10 @@ from .layer import moe_layer
 from .nodes import NodeExchange, by_node
 from .options import PRESETS, Preset, balanced_table, capacity_of
 from .routing import Routing, route
+from .values import Router, TokenExchange
 
 __all__ = [
     "route", "Routing", "assign", "Assignment", "Choice", "Picks",
     "dispatch_by", "Dispatch", "INDEX_FROM", "moe_layer", "by_node", "NodeExchange",
-    "PRESETS", "Preset", "capacity_of", "balanced_table",
+    "Router", "TokenExchange", "PRESETS", "Preset", "capacity_of", "balanced_table",
 ]  # fmt: skip

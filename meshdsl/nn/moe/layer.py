@@ -13,10 +13,8 @@ from ..precision import FLOAT32, DimLike, Precision, dim_of, new_dim
 from .assignment import Assignment, assign, choices
 from .dispatch import dispatch_by, unweighted
 from .nodes import by_node
-from .options import PRESETS, Preset, capacity_of, check_known, choices_of, resolve
-
-EXCHANGES = ("padded", "ragged")
-WEIGHED = ("output", "hidden")
+from .options import check_known
+from .values import EXCHANGE_OPTIONS, Router, TokenExchange
 
 
 def moe_layer(
@@ -26,20 +24,11 @@ def moe_layer(
     *,
     tokens: DimLike = "length",
     over: DimLike = "model",
-    router: str = "top2",
-    capacity_factor: float = 2.0,
-    eval_capacity_factor: float | None = None,
-    capacity_formula: str | None = None,
+    router: str | Router = "top2",
+    dispatch: str | TokenExchange = "auto",
     train: bool = True,
     key: md.Tensor | None = None,
     nonpadding: md.Tensor | None = None,
-    jitter: float = 0.0,
-    aux_weight: float = 0.01,
-    z_weight: float = 0.0,
-    dispatch: str = "auto",
-    exchange: str = "padded",
-    nodes: DimLike | None = None,
-    weigh: str = "output",
     activation: str = "relu",
     gated: bool = False,
     name: str = "moe",
@@ -58,58 +47,40 @@ def moe_layer(
     float32[model=8 gate=4]
 
     x is [groups, tokens, model]. Every dim other than `tokens` and `over` is a group dim: each of its elements is
-    routed separately. y is zero for dropped tokens; add y to x. Add the auxiliary loss, a scalar, to the model's loss:
-    it is `aux_weight` times the router's balance loss plus `z_weight` times the mean of logsumexp(logits) ** 2
-    (ST-MoE, Zoph et al., 2022).
+    routed separately. y is zero for dropped tokens; add y to x. Add the auxiliary loss, a scalar, to the model's loss.
+
+    `router` says which experts a token chooses and how many tokens an expert takes, and `dispatch` how tokens reach
+    the experts: the values `md.nn.moe.Router` and `md.nn.moe.TokenExchange`, or their first argument; then `options`
+    are their others, as in `router="switch", capacity_factor=1.25, exchange="ragged"`.
 
     The gate's product and softmax are computed in at least float32; some presets take a sigmoid, and have a parameter
-    `gate_bias` that has no gradient. `router` and `options` are those of
-    `md.nn.moe.route`, or a preset. The capacity is `capacity_of(tokens, experts)` with `capacity_formula` (default: the
-    preset's, else "mesh_tf"; "all" drops no token) and `capacity_factor`, or `eval_capacity_factor` if `train` is
-    false. In training with a `key`, the inputs of the gate are multiplied by U(1 - `jitter`, 1 + `jitter`), and second
-    choices may be rejected at random. `nonpadding`, with the group dims and `tokens`, is zero for tokens that are not
+    `gate_bias` that has no gradient. The router's jitter and random choices need `train` and a `key`; `train` also
+    chooses its capacity factor. `nonpadding`, with the group dims and `tokens`, is zero for tokens that are not
     routed. With `gated`, an expert is (activation(x wi_gate) * (x wi)) wo, else activation(x wi) wo.
 
     Group and expert dims are renamed at the experts, so that a layout can shard both sides by one axis: `batch` becomes
     `expert_batch` there, and the gate's expert dim is called `gate`. Under `batch:rows; expert:rows`, slots are
-    exchanged by all_to_all in the compute dtype; `expert_hidden:cols` shards each expert. `dispatch` is "index",
-    "einsum" or "auto" (see `md.nn.moe.dispatch_by`), with equal results, or "grouped": no slots, but each token times
-    the matrices of its experts (`md.grouped_dot`), so that the experts compute no empty slots. This is for layers that
-    drop no token, of routers where tokens choose; where a layout splits `expert`, devices gather the matrices.
-    `exchange` is "padded", to send every slot, or "ragged", to send each expert's slots up to the last filled one
-    (`md.ragged`); the results are equal. CPU devices, for which JAX has no ragged exchange, send every slot.
+    exchanged by all_to_all in the compute dtype; `expert_hidden:cols` shards each expert.
 
-    With `nodes`, a dim such as "node:4" of consecutive experts, a token is sent once to each node that has experts for
-    it, and there to these experts; kept tokens and values are those of the exchange without (`md.nn.moe.by_node`). The
-    experts' matrices then have the dims `node` and `node_expert`, and group dims are called `node_batch` in between, as
-    in the layout `batch:gpu,node; node_batch:gpu; node:node; node_expert:gpu`.
-
-    `weigh` says what the weights of the choices multiply: the "output" of the experts, in the sum over a token's slots,
-    or their "hidden" layer, so that partial sums over a sharded `hidden` stay partial until this sum, and are reduced
-    for each token instead of each slot.
-
-    Raises `ShapeError` for unknown names.
+    Raises `ShapeError` for unknown names, and for options beside a value that has them.
     """
-    _check(dispatch=dispatch, exchange=exchange, weigh=weigh, activation=activation, nodes=nodes)
+    check_known("activation", activation, ACTIVATIONS)
+    router, exchange = _values(router, dispatch, options)
     expert, inner = new_dim(experts, "experts"), new_dim(hidden, "the hidden dim")
-    node = None if nodes is None else new_dim(nodes, "the nodes")
+    node = None if exchange.nodes is None else new_dim(exchange.nodes, "the nodes")
     token, model_dim = dim_of(x, tokens), dim_of(x, over)
     groups = [d for d in x.dims if d not in (token, model_dim)]
     others = [d for d in (inner, node) if d is not None]
     gate = md.fresh_dim(md.Dim("gate", expert.size), x.dims, others)
-    preset = PRESETS.get(router) or Preset(router, "mesh_tf")
-    formula = capacity_formula or preset.capacity
-    resolved, options_of = resolve(router, options)
-    k = choices_of(resolved, options_of)
-    factor = capacity_factor if train or eval_capacity_factor is None else eval_capacity_factor
-    slot = md.Dim("slot", capacity_of(token.size, expert.size, factor=factor, k=k, formula=formula))
+    slot = md.Dim("slot", router.capacity(token.size, expert.size, train=train))
     slot = md.fresh_dim(slot, x.dims, others, [expert, gate])
     jitter_key, policy_key = (None, None) if key is None or not train else md.random.split(key)
 
     with md.scope(name):
-        logits = _logits(x, model_dim, gate, jitter, jitter_key, init, precision)
-        gates = md.sigmoid(logits) if preset.scoring == "sigmoid" else md.softmax(logits, gate)
-        if preset.biased:
+        logits = _logits(x, model_dim, gate, router.jitter, jitter_key, init, precision)
+        gates = md.sigmoid(logits) if router.preset.scoring == "sigmoid" else md.softmax(logits, gate)
+        options = router.options
+        if router.preset.biased:
             bias = md.param("gate_bias", [gate], init=md.init.zeros(), dtype=precision.param)
             options = {"bias": md.cast(bias, gates.dtype), **options}
         assignment = assign(
@@ -117,42 +88,41 @@ def moe_layer(
             tokens=token,
             experts=gate,
             capacity=slot,
-            router=router,
+            router=router.kind,
             uniforms=None if policy_key is None else md.random.uniform(policy_key, [*groups, token]),
             nonpadding=nonpadding,
             **options,
         )
-        loss = assignment.aux_loss * aux_weight
-        if z_weight:
-            loss = loss + z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
+        loss = assignment.aux_loss * router.aux_weight
+        if router.z_weight:
+            loss = loss + router.z_weight * _mean_square(md.logsumexp(logits, gate), nonpadding)
         divided = (expert,)
         if node is not None:
             local = md.Dim(f"{node.name}_expert", expert.size // node.size)
             divided = node, md.fresh_dim(local, x.dims, others, [gate, slot])
         matrices = _matrices(divided, inner, model_dim, gated, init, precision)
 
-        reach = _reach(k, node, options_of)
-        layer = _Layer(expert, slot, k, matrices, dispatch, exchange, node, reach, weigh, activation, precision)
+        reach = 1 if node is None else router.reach(node.size)
+        layer = _Layer(expert, slot, router.choices, matrices, exchange, node, reach, activation, precision)
         return layer(x, assignment), loss
 
 
-def _check(*, dispatch: str, exchange: str, weigh: str, activation: str, nodes: DimLike | None) -> None:
-    """Raise `ShapeError` for unknown names, and for those that exclude each other."""
-    check_known("exchange", exchange, EXCHANGES)
-    if dispatch == "grouped" and exchange == "ragged":
-        raise md.ShapeError(
-            "exchange='ragged' sends filled slots, and dispatch='grouped' has none; leave out one of them"
-        )
-    check_known("weigh", weigh, WEIGHED)
-    if activation not in ACTIVATIONS:
-        raise md.ShapeError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
-    if nodes is not None and dispatch == "grouped":
-        raise md.ShapeError("nodes= sends slots, and dispatch='grouped' has none; leave out one of them")
-
-
-def _reach(k: int, node: md.Dim | None, options: Mapping[str, Any]) -> int:
-    """The most nodes that have experts for one token: its choices, or the best groups if each group is a node."""
-    return min(k, options["best_groups"] if node and options.get("groups") == node.size else k)
+def _values(
+    router: str | Router, dispatch: str | TokenExchange, options: Mapping[str, Any]
+) -> tuple[Router, TokenExchange]:
+    """The router and the exchange; `options` are those of the two that are named by text."""
+    sending = {name: value for name, value in options.items() if name in EXCHANGE_OPTIONS}
+    routing = {name: value for name, value in options.items() if name not in sending}
+    for what, value, beside in (("router", router, routing), ("dispatch", dispatch, sending)):
+        if beside and not isinstance(value, str):
+            raise md.ShapeError(
+                f"{what}={value!r} has its own options, and the call has more: {', '.join(beside)}\n"
+                f"  give them to md.nn.moe.{type(value).__name__}"
+            )
+    return (
+        router if isinstance(router, Router) else Router(router, **routing),
+        dispatch if isinstance(dispatch, TokenExchange) else TokenExchange(dispatch, **sending),
+    )
 
 
 def _logits(
@@ -195,30 +165,28 @@ class _Layer:
     slot: md.Dim
     choices: int  # of each token
     matrices: Mapping[str, md.Tensor]
-    dispatch: str
-    exchange: str
+    exchange: TokenExchange
     node: md.Dim | None
     reach: int  # nodes of each token, at most
-    weigh: str
     activation: str
     precision: Precision
 
     def __call__(self, x: md.Tensor, assignment: Assignment) -> md.Tensor:
         groups = [d for d in x.dims if d not in (assignment.tokens, self.matrices["wo"].dims[-1])]
         expert_names = {**self._renamed(self.expert, groups), assignment.experts.name: self.expert.name}
-        if self.dispatch == "grouped":
+        if self.exchange.dispatch == "grouped":
             md.rename(x, **{d.name: expert_names[d.name] for d in groups})  # a layout may name dims of slots here too
             return md.transpose(self._grouped(x, *choices(assignment)), x.dims)
         if self.node is not None:
             return self._by_node(x, assignment, groups, self.node)
         back = {new: old for old, new in expert_names.items()}
-        assignment, weights = unweighted(assignment) if self.weigh == "hidden" else (assignment, None)
-        dispatcher = dispatch_by(self.dispatch, assignment)
+        assignment, weights = unweighted(assignment) if self.exchange.weigh == "hidden" else (assignment, None)
+        dispatcher = dispatch_by(self.exchange.dispatch, assignment)
         demand = self.choices * assignment.tokens.size / (self.expert.size * self.slot.size)
         share = min(1.0, demand) if isinstance(assignment.by, tuple) else 1.0
 
         def mark_ragged(slots: md.Tensor) -> md.Tensor:
-            return md.ragged(slots, assignment.used, self.slot, share) if self.exchange == "ragged" else slots
+            return md.ragged(slots, assignment.used, self.slot, share) if self.exchange.exchange == "ragged" else slots
 
         inputs = md.rename(mark_ragged(dispatcher.send(md.cast(x, self.precision.compute))), **expert_names)
         weights = None if weights is None else md.rename(weights, **expert_names)
@@ -237,12 +205,12 @@ class _Layer:
         there, expert_names = self._renamed(node, groups), self._renamed(self.expert, groups)
         at_experts = {there[d.name]: expert_names[d.name] for d in groups}
         there[exchange.to_nodes.experts.name] = node.name
-        first, room = dispatch_by(self.dispatch, exchange.to_nodes), exchange.to_nodes.capacity
+        first, room = dispatch_by(self.exchange.dispatch, exchange.to_nodes), exchange.to_nodes.capacity
         used = exchange.to_nodes.used
         share = min(1.0, self.reach * assignment.tokens.size / (node.size * room.size))
 
         def filled(slots: md.Tensor) -> md.Tensor:
-            return md.ragged(slots, used, room, share) if self.exchange == "ragged" else slots
+            return md.ragged(slots, used, room, share) if self.exchange.exchange == "ragged" else slots
 
         def to_nodes(slots: md.Tensor) -> md.Tensor:
             return md.prefer(md.rename(slots, **there), node)
@@ -250,8 +218,8 @@ class _Layer:
         inputs = to_nodes(filled(first.send(md.cast(x, self.precision.compute))))
         within = exchange.within(*map(to_nodes, exchange.sent))
         at_experts[within.experts.name] = local
-        within, weights = unweighted(within) if self.weigh == "hidden" else (within, None)
-        second = dispatch_by(self.dispatch, within)
+        within, weights = unweighted(within) if self.exchange.weigh == "hidden" else (within, None)
+        second = dispatch_by(self.exchange.dispatch, within)
         weights = None if weights is None else md.rename(weights, **at_experts)
         y = self._experts(md.prefer(md.rename(second.send(inputs), **at_experts), node, local), weights)
         y = second.receive(md.rename(md.prefer(y, node, local), **{new: old for old, new in at_experts.items()}))
@@ -264,13 +232,13 @@ class _Layer:
         def product(y: md.Tensor, name: str) -> md.Tensor:
             expert, gone, _ = self.matrices[name].dims
             y = md.prefer(self.precision.grouped_dot(y, self.matrices[name], index, expert, gone), *index.dims)
-            if name == "wo" and self.weigh == "hidden":
+            if name == "wo" and self.exchange.weigh == "hidden":
                 return y  # a cast would reduce partial sums over a sharded `hidden` before the sum over choices
             return md.cast(y, self.precision.compute)
 
-        y = self._feed_forward(x, product, weights if self.weigh == "hidden" else None)
+        y = self._feed_forward(x, product, weights if self.exchange.weigh == "hidden" else None)
         y = md.cast(y, self.precision.reduce)
-        y = y * md.cast(weights, y.dtype) if self.weigh == "output" else y
+        y = y * md.cast(weights, y.dtype) if self.exchange.weigh == "output" else y
         return md.cast(md.sum(y, index.dims[-1]), self.precision.compute)
 
     def _experts(self, x: md.Tensor, weights: md.Tensor | None) -> md.Tensor:

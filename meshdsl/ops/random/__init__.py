@@ -7,10 +7,25 @@ an ordinary uint32 tensor with the single dim key_word=2: it can be passed, stac
 of the result, with sizes, by default none; `dtype` is that of its elements.
 """
 
-from .distributions import bernoulli, gumbel, normal, permutation, randint, truncated_normal, uniform
+from .distributions import (
+    bernoulli,
+    categorical,
+    choice,
+    exponential,
+    gumbel,
+    laplace,
+    normal,
+    permutation,
+    rademacher,
+    randint,
+    truncated_normal,
+    uniform,
+)  # fmt: skip
 from .keys import bits, fold_in, key, split
+from .whole import beta, dirichlet, gamma, poisson, t
 
 __all__ = [
-    "bernoulli", "bits", "fold_in", "gumbel", "key", "normal", "permutation", "randint", "split", "truncated_normal",
+    "bernoulli", "beta", "bits", "categorical", "choice", "dirichlet", "exponential", "fold_in", "gamma", "gumbel",
+    "key", "laplace", "normal", "permutation", "poisson", "rademacher", "randint", "split", "t", "truncated_normal",
     "uniform",
 ]  # fmt: skip

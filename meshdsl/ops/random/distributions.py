@@ -11,15 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...dims import Dim, DimLike, DimsLike, Shape, pick
+from ...dims import Dim, DimLike, DimsLike, Shape, find, pick
 from ...errors import ShapeError, whole
 from ...ir import Type
 from ...trace import Tensor, as_tensor, current
 from ..dtypes import bitcast, cast
-from ..elementwise import erf_inv, log, maximum, minimum, where
+from ..elementwise import abs, erf_inv, log, log1p, maximum, minimum, sign, where
+from ..extremes import argmax
 from ..indexing import find_one, iota, take
-from ..ordering import argsort
-from ..reshape import transpose
+from ..ordering import argsort, cumsum, top_k
+from ..reductions import broadcast, sum
+from ..reshape import rename, transpose
+from ..slicing import slice
+from ..statistics import searchsorted
 from .keys import LOW_32, UNSIGNED, as_key, bits, dtype_of_kind, new_dims, split
 
 
@@ -128,6 +132,90 @@ def gumbel(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32")
     np.int64(898)
     """
     return _draw(_gumbel, key, shape=new_dims(dims), dtype=dtype, name="gumbel")
+
+
+def _exponential(key: Tensor | jax.Array, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    return -log1p(-uniform(key, shape, dtype=dtype))
+
+
+def exponential(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Draw from the exponential distribution with mean 1.
+
+    >>> import meshdsl as md
+    >>> md.random.exponential(md.random.key(7), "a:2")
+    tensor(float32[a=2], [1.1211 3.6737])
+    """
+    return _draw(_exponential, key, shape=new_dims(dims), dtype=dtype, name="exponential")
+
+
+def _laplace(key: Tensor | jax.Array, *, shape: Shape, dtype: np.dtype) -> Tensor:
+    u = uniform(key, shape, float(np.asarray(-1.0 + jnp.finfo(dtype).epsneg, dtype)), 1, dtype)
+    return sign(u) * log1p(-abs(u))
+
+
+def laplace(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "float32") -> Tensor:
+    """Draw from the Laplace distribution with scale 1.
+
+    >>> import meshdsl as md
+    >>> md.random.laplace(md.random.key(7), "a:2")
+    tensor(float32[a=2], [-0.428  -2.9805])
+    """
+    return _draw(_laplace, key, shape=new_dims(dims), dtype=dtype, name="laplace")
+
+
+def rademacher(key: Tensor | jax.Array, dims: DimsLike = (), dtype: Any = "int32") -> Tensor:
+    """Draw -1 or 1, each with probability 1/2.
+
+    >>> import meshdsl as md
+    >>> md.random.rademacher(md.random.key(7), "a:4")
+    tensor(int32[a=4], [-1 -1  1  1])
+    """
+    return cast(2 * cast(bernoulli(key, 0.5, new_dims(dims)), "int32") - 1, dtype)
+
+
+def categorical(key: Tensor | jax.Array, logits: Any, over: DimLike, dims: DimsLike = ()) -> Tensor:
+    """Draw indices (int32) along `over` with probabilities `md.softmax(logits, over)`; independently for new `dims`.
+
+    >>> import meshdsl as md
+    >>> logits = md.log(md.tensor([0.9, 0.1], "class"))
+    >>> md.random.categorical(md.random.key(7), logits, "class", "draw:4")
+    tensor(int32[draw=4], [1 0 0 0])
+
+    A sharded `over` is not gathered.
+    """
+    logits = as_tensor(logits)
+    noise = gumbel(key, (*new_dims(dims), *logits.dims), dtype=logits.dtype)
+    return argmax(noise + broadcast(logits, noise.dims), over)
+
+
+def choice(key: Tensor | jax.Array, x: Any, over: DimLike, dim: DimLike, p: Any = None, replace: bool = True) -> Tensor:
+    """Draw slices of x along `over`, as the new `dim` in its place; with probabilities `p`, which have the dim `over`.
+
+    >>> import meshdsl as md
+    >>> md.random.choice(md.random.key(7), md.tensor([10, 20, 30], "a"), "a", "draw:2", replace=False)
+    tensor(int32[draw=2], [30 10])
+
+    Without `replace`, no slice is drawn twice. Raises `ShapeError` for a dim that x lacks, and for more draws without
+    replacement than there are slices.
+    """
+    x = as_tensor(x)
+    d, (drawn,) = find(over, x.dims), new_dims(dim)
+    if (not replace and drawn.size > d.size) or not d.size:
+        raise ShapeError(
+            f"md.random.choice cannot draw {drawn!r} from {d!r}{'' if replace else ' without replacement'}"
+        )
+    if p is not None and as_tensor(p).dims != (d,):
+        raise ShapeError(f"the probabilities of md.random.choice have the dim {d!r}, got {as_tensor(p).type}")
+    if p is None and replace:
+        i = randint(key, drawn, 0, d.size, jax.dtypes.canonicalize_dtype(np.int64))  # that of jax.random.choice
+    elif p is None:
+        i = rename(slice(_shuffled(key, d), d, 0, drawn.size), **{d.name: drawn.name})
+    elif replace:
+        running = cumsum(as_tensor(p), d)
+        i = searchsorted(running, sum(p, d) * (1 - uniform(key, drawn, dtype=as_tensor(p).dtype)), d)
+    else:
+        i = top_k(gumbel(key, d, dtype=as_tensor(p).dtype) + log(p), d, drawn)[1]
+    return transpose(take(x, i, d, drop=True), [drawn if e == d else e for e in x.dims])
 
 
 def bernoulli(key: Tensor | jax.Array, p: Any = 0.5, dims: DimsLike | None = None) -> Tensor:

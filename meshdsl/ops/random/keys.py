@@ -27,7 +27,7 @@ UNSIGNED = {8: "uint8", 16: "uint16", 32: "uint32", 64: "uint64"}
 
 
 def as_key(key: Any) -> Tensor:
-    """Return the user's key; raise `ShapeError` if it is not a tensor. `_check_key` checks its type."""
+    """Return the user's key; raise `ShapeError` if it is not a tensor. `check_key` checks its type."""
     if isinstance(key, Tensor):
         return key
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and not key.shape:
@@ -37,14 +37,14 @@ def as_key(key: Any) -> Tensor:
     raise error
 
 
-def _check_key(key: Type, batch: Shape) -> None:
+def check_key(key: Type, batch: Shape) -> None:
     """Raise `ShapeError` unless the type is that of a key, or of one key for each place of `batch`."""
     if key.dims != (*batch, KEY_WORD) or key.dtype != np.uint32:
         raise ShapeError(f"a random key is a uint32[{KEY_WORD}] tensor, got {key}\n  make one with md.random.key(seed)")
 
 
 def _bits_type(key: Type, *, shape: Shape, dtype: np.dtype, batch: Shape = ()) -> Type:
-    _check_key(key, batch)
+    check_key(key, batch)
     if dtype.name not in UNSIGNED.values():
         raise ShapeError(f"random bits are {', '.join(UNSIGNED.values())}, not {dtype.name}")
     return Type((*batch, *shape), dtype)
@@ -73,7 +73,7 @@ BITS = Op(
 
 
 def _fold_in_type(key: Type, i: Type, *, batch: Shape = ()) -> Type:
-    _check_key(key, batch)
+    check_key(key, batch)
     if i.dtype != np.uint32:
         raise ShapeError(f"md.random.fold_in takes an integer, got {i}")
     return Type((*i.dims, KEY_WORD), np.dtype(np.uint32))

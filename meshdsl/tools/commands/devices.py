@@ -21,6 +21,9 @@ def check(options: argparse.Namespace, mesh: Any) -> None:
         raise UsageError("--coordinator, --processes and --process must be given together")
     if options.processes is not None and not 0 <= options.process < options.processes:
         raise UsageError(f"--process must be from 0 to {options.processes - 1}, got {options.process}")
+    alone = os.environ.get("JAX_PLATFORMS") == "cpu" and "device_count" not in os.environ.get("XLA_FLAGS", "")
+    if alone and options.devices is None and (options.processes or mesh.size) < mesh.size:
+        raise UsageError(f"several processes on CPUs need --devices, in total over all: --devices {mesh.size}")
     count = options.devices
     if options.processes is not None and count is not None and (count % options.processes or count < mesh.size):
         raise UsageError(

@@ -1,17 +1,23 @@
-"""Reshards over many axes: axes that stay together are one, and collectives only bring axes nearer to their places."""
+"""The collectives that the planner tries from a sharding: all of them, or those that bring axes nearer to their places.
+
+Over many axes, axes that stay together are one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from itertools import product, takewhile
+from functools import lru_cache
+from itertools import permutations, product, takewhile
 from typing import Any, cast
 
 from ...errors import InternalError
 from ...layouts.mesh import Mesh
 from ...layouts.sharding import Axes, Sharding
 from ..collectives import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, Step
+
+Split = tuple[tuple[str, Axes], ...]  # dim name, the axes that split it
 
 
 def together(source: Sharding, target: Sharding, mesh: Mesh) -> list[Axes]:
@@ -56,6 +62,57 @@ def apart(value: Any, runs: Mapping[str, Axes]) -> Any:
     return dataclasses.replace(value, **fields)
 
 
+@lru_cache(maxsize=16384)
+def all_moves(
+    reached: Sharding, held: Sharding, dims: tuple[str, ...], mesh: Mesh
+) -> tuple[tuple[Step, Sharding], ...]:
+    """Every collective that applies here and keeps the `held` axes, with the resulting sharding."""
+    steps = _steps(reached, held, dims, tuple(mesh.axes), mesh)
+    return tuple((step, step.step(reached, mesh)) for step in steps)
+
+
+def _reductions(reached: Sharding, pending: Axes, dims: tuple[str, ...]) -> Iterator[Step]:
+    for done in _ordered(pending):
+        if tuple(sorted(done)) == done:
+            yield AllReduce(done, reached.kind)
+        if reached.kind == "sum":
+            yield from (ReduceScatter(dim, done) for dim in dims)
+
+
+def _steps(reached: Sharding, held: Sharding, dims: tuple[str, ...], axes: Axes, mesh: Mesh) -> Iterator[Step]:
+    for idle in _ordered(tuple(axis for axis in axes if axis not in reached.varying)):
+        yield from (Slice(dim, idle) for dim in dims)
+    yield from _reductions(reached, tuple(axis for axis in reached.partial if axis not in held.partial), dims)
+    loose = tuple((dim, cut[len(held.axes(dim)) :]) for dim, cut in reached.split if cut != held.axes(dim))
+    for dim, cut in loose:
+        for minor in (cut[i:] for i in range(len(cut))):
+            yield AllGather(dim, minor)
+            yield from (AllToAll(dim, to, minor) for to in dims if to != dim)
+    usable = tuple(axis for axis in axes if axis not in reached.partial + held.split_axes)
+    for split in _relabelled(loose, usable, mesh):
+        if split != loose:
+            moved = {dim: held.axes(dim) + new for dim, new in split}
+            yield Permute.between(reached, Sharding.of({**dict(reached.split), **moved}, reached.partial, reached.kind))
+
+
+def _relabelled(split: Split, usable: Axes, mesh: Mesh) -> Iterator[Split]:
+    """All ways to split the same dims into the same numbers of blocks with these axes."""
+    if not split:
+        yield ()
+        return
+    (dim, cut), *others = split
+    for axes in _ordered(usable):
+        if mesh.count(axes) == mesh.count(cut):
+            left = tuple(axis for axis in usable if axis not in axes)
+            yield from (((dim, axes), *rest) for rest in _relabelled(tuple(others), left, mesh))
+
+
+def _ordered(axes: Axes) -> Iterator[Axes]:
+    """All non-empty tuples of some of the axes, in all orders."""
+    for n in range(1, len(axes) + 1):
+        yield from permutations(axes, n)
+
+
 def toward(reached: Sharding, target: Sharding, dims: tuple[str, ...], mesh: Mesh) -> Iterator[tuple[Step, Sharding]]:
     """Collectives that bring axes nearer to their places in the target, with the resulting sharding."""
     for step in dict.fromkeys(_nearer(reached, target, dims, mesh)):
@@ -69,15 +126,25 @@ def _nearer(reached: Sharding, target: Sharding, dims: tuple[str, ...], mesh: Me
     if done:
         yield AllReduce(done, reached.kind)
     for dim in dims:
-        new = tuple(axis for axis in target.axes(dim) if axis in idle)
-        yield from (Slice(dim, axes) for axes in (new, *((axis,) for axis in idle)) if axes)
-        if done and reached.kind == "sum":
-            own = tuple(axis for axis in target.axes(dim) if axis in done)
-            yield from (ReduceScatter(dim, axes) for axes in (done, own, *((axis,) for axis in done)) if axes)
+        yield from (Slice(dim, axes) for axes in _some(idle, target.axes(dim)))
+        if reached.kind == "sum":
+            yield from (
+                ReduceScatter(dim, axes) for axes in (*((done,) if done else ()), *_some(done, target.axes(dim)))
+            )
     for dim, cut in reached.split:
         for minor in (cut[i:] for i in range(len(cut))):
             yield AllGather(dim, minor)
             yield from (AllToAll(dim, to, minor) for to in dims if to != dim)
+    yield from _permutes(reached, target, mesh)
+
+
+def _some(axes: Axes, wanted: Axes) -> Iterator[Axes]:
+    """Of these axes, the wanted ones in their order, then each alone."""
+    own = tuple(axis for axis in wanted if axis in axes)
+    return (some for some in (own, *((axis,) for axis in axes)) if some)
+
+
+def _permutes(reached: Sharding, target: Sharding, mesh: Mesh) -> Iterator[Step]:
     usable = tuple(axis for axis in mesh.axes if axis not in reached.partial)
     for split in product(*(_leading(dim, cut, target.axes(dim), usable, mesh) for dim, cut in reached.split)):
         axes = [axis for _, cut in split for axis in cut]
