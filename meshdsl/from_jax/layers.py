@@ -154,12 +154,7 @@ class _Chain:
         if len(set(keys)) == 1 or len({_identity(v, SHALLOW) for v in values}) == 1:
             self.fixed[keys[0]] = values[0]
             return "fixed", keys[0]
-        first = values[0]
-        paths = {re.sub(r"_?\d+", "", v.label) for v in values}
-        of_layers = len(paths) == 1 and all(len(v.places) == 1 for v in values)
-        numbers = first.is_key or (first.size == 1 and (first.is_floating or step.primitive.startswith("random_")))
-        made = len({v.const is None for v in values}) == 1 and not any(v.places for v in values)
-        if len(set(keys)) < len(keys) or not (of_layers or (made and (numbers or _cut_from(values)))):
+        if len(set(keys)) < len(keys) or not _may_be_stacked(values, step):
             return None
         self.rows[keys] = values
         return "row", keys
@@ -207,6 +202,15 @@ def _identity(v: Value, depth: int = 0) -> Any:
             return v
         return _kind(v.maker), v.maker.outs.index(v), tuple(_identity(w, depth - 1) for w in v.maker.ins)
     return str(v.dtype), v.shape, np.asarray(jax.random.key_data(v.const) if v.is_key else v.const).tobytes()
+
+
+def _may_be_stacked(row: Sequence[Value], step: BodyStep) -> bool:
+    """True for parameters whose paths differ in numbers, slices of one, keys, and numbers that do not count."""
+    first = row[0]
+    if any(v.places for v in row):
+        return all(len(v.places) == 1 for v in row) and len({re.sub(r"_?\d+", "", v.label) for v in row}) == 1
+    number = first.is_key or (first.size == 1 and (first.is_floating or step.primitive.startswith("random_")))
+    return len({v.const is None for v in row}) == 1 and (number or _cut_from(row) is not None)
 
 
 def _cut_from(row: Sequence[Value]) -> Value | None:
