@@ -3,14 +3,16 @@
 Needs the extra `aot`, but no TPU. Compiles every workload for eight v5e chips three times: hand-written
 with `shard_map` where this exists, by meshdsl, and by GSPMD (`jit` with shardings). Prints a JSON line per candidate:
 `cycles` is the sum of the compiler's `estimated_cycles` on one device, loop bodies times their trips, of a conditional
-its longest branch, without communication; `sent` are the bytes one device sends along rings; `peak` is the compiler's
-peak memory. Ratios are of meshdsl to the other candidate. `--large` compiles workloads of real sizes, whose GSPMD
+its longest branch, without communication; `sent` are the bytes one device sends along rings, `asynchronous` those that
+it sends beside computation; `peak` is the compiler's peak memory. Ratios are of meshdsl to the other candidate, of
+loops to loops and of unrolled programs to each other. `--large` compiles workloads of real sizes, whose GSPMD
 program is that of the same traced graph. `--text DIRECTORY` keeps the compiler's texts.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import time
@@ -51,11 +53,11 @@ def ours(step: md.Compiled, args: tuple[Any, ...], on: list[Any]) -> jax.stages.
     return _on_chips(step, on).lower(*args).compile()
 
 
-def gspmd(step: md.Compiled, args: tuple[Any, ...], on: list[Any]) -> jax.stages.Compiled:
+def gspmd(step: md.Compiled, args: tuple[Any, ...], on: list[Any], unrolled: bool = False) -> jax.stages.Compiled:
     """GSPMD's program for the graph that meshdsl traced, which reuses the memory of the same arguments."""
     step, numbers = _on_chips(step, on), iter(range(len(jax.tree_util.tree_leaves(args))))
     inputs = [[next(numbers) for _ in jax.tree_util.tree_leaves(arg)] for arg in args]
-    return gspmd_of(step.graph(*args), step.program(*args), [i for n in step.donate for i in inputs[n]])
+    return gspmd_of(step.graph(*args), step.program(*args), [i for n in step.donate for i in inputs[n]], unrolled)
 
 
 def _on_chips(step: md.Compiled, on: list[Any]) -> md.Compiled:
@@ -111,7 +113,7 @@ def workloads(on: list[Any]) -> dict[str, Candidates]:
 
 
 def large(on: list[Any]) -> dict[str, Candidates]:
-    """Train steps of real sizes, by meshdsl in a loop and unrolled, and by GSPMD."""
+    """Train steps of real sizes, by meshdsl and by GSPMD; of the Llama, each in a loop and unrolled."""
     points = {
         "llama data": (LLAMA, transformer.LAYOUTS["data"]),
         "llama data_model": (LLAMA, transformer.LAYOUTS["data_model"]),
@@ -129,7 +131,14 @@ def large(on: list[Any]) -> dict[str, Candidates]:
 
     return {
         name: {"meshdsl": candidate(workload, *at, ours), "gspmd": candidate(workload, *at, gspmd)}
-        | ({"unrolled": candidate(workload, *at, ours, unroll=True)} if name.startswith("llama") else {})
+        | (
+            {
+                "unrolled": candidate(workload, *at, ours, unroll=True),
+                "gspmd unrolled": candidate(workload, *at, functools.partial(gspmd, unrolled=True)),
+            }
+            if name.startswith("llama")
+            else {}
+        )
         for name, (workload, at) in points.items()
     }
 
@@ -142,7 +151,7 @@ def sent(collective: Performed) -> float:
 
 
 def figures(executable: jax.stages.Compiled) -> dict[str, int]:
-    """Cycles, bytes sent and peak memory of one device, as the compiler states them."""
+    """Cycles, bytes sent, those sent beside computation, and peak memory of one device, as the compiler states them."""
     text = executable.as_text()
     assert text is not None
     cycles, memory = estimated_cycles(text), executable.memory_analysis()
@@ -150,6 +159,7 @@ def figures(executable: jax.stages.Compiled) -> dict[str, int]:
     return {
         "cycles": cycles,
         "sent": round(sum(map(sent, performed(text)))),
+        "asynchronous": round(sum(sent(each) for each in performed(text) if each.asynchronous)),
         "peak": memory.peak_memory_in_bytes,
     }
 
@@ -166,11 +176,13 @@ def compare(name: str, makers: Candidates, texts: str | None = None) -> dict[str
         print(json.dumps(line | {"seconds": round(time.perf_counter() - start, 1)}), flush=True)
         if texts:
             Path(texts, f"{name.replace(' ', '_')}-{candidate}.txt").write_text(executable.as_text() or "")
+    pairs = [("meshdsl", other) for other in by_candidate if other != "meshdsl" and "unrolled" not in other]
+    pairs += [("unrolled", "gspmd unrolled")] if {"unrolled", "gspmd unrolled"} <= by_candidate.keys() else []
     ratios = {
-        f"{figure}_to_{other}": round(by_candidate["meshdsl"][figure] / theirs[figure], 4)
-        for other, theirs in by_candidate.items()
-        for figure in theirs
-        if other != "meshdsl" and theirs[figure]
+        f"{figure}_to_{other.replace(' ', '_')}": round(by_candidate[our][figure] / theirs, 4)
+        for our, other in pairs
+        for figure, theirs in by_candidate[other].items()
+        if theirs
     }
     print(json.dumps({"figure": "tpu_cycles_ratio", "workload": name, **ratios}), flush=True)
     return by_candidate

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -29,9 +32,16 @@ QUICK_COMPILES = {
         + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "")
     ),
 }
+# Programs that take long to compile, such as training steps, are compiled once for all tests of a run.
+SHARED_COMPILES = {
+    "JAX_COMPILATION_CACHE_DIR": tempfile.mkdtemp(prefix="meshdsl-tests-"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":
-    for name, value in QUICK_COMPILES.items():
+    for name, value in (QUICK_COMPILES | SHARED_COMPILES).items():
         os.environ.setdefault(name, value)
+atexit.register(shutil.rmtree, SHARED_COMPILES["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 if find_spec("libtpu") is not None:  # the TPU compiler's estimates are those of optimized programs
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
 

@@ -170,7 +170,7 @@ def _target(options: Options) -> Target:
 def _unroll(program: Program, options: Options) -> Program:
     if not options.unroll:
         return program
-    unrolled = unroll(program)
+    unrolled = unroll(program, stores=False)
     if unrolled is program:
         raise NoEffectError(
             "unroll=True has no effect: the program has no loop over a dim (md.scan, md.layers) with trips\n"

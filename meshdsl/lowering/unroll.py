@@ -1,7 +1,7 @@
 """Unroll loops: a scan becomes a sequence of its trips, so that later passes can move equations across trips.
 
 Results are bitwise the same as the loop's. A row that one loop stacks and another reads is passed on directly. If the
-other one runs backward, a barrier makes the compiler store this row, as it does for the loop, and not larger values
+other one runs backward, a barrier may make the compiler store this row, as it does for the loop, and not larger values
 from which it could compute the row again. A reduction of a stack of large rows becomes one reduction per row, as soon
 as the row is computed: same bytes, more collectives.
 """
@@ -23,10 +23,11 @@ from .program import Program
 LARGE = 2**18  # bytes of a row; smaller rows are reduced together, to pay the latency of one collective only
 
 
-def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Program:
+def unroll(program: Program, large: float = LARGE, most: float = math.inf, stores: bool = True) -> Program:
     """The program with every scan of at most `most` trips as a sequence of trips.
 
-    Loops without trips stay loops. Stacks of rows with at least `large` bytes are reduced row by row.
+    Loops without trips stay loops. Stacks of rows with at least `large` bytes are reduced row by row. Unless it
+    `stores` rows for loops that run backward, a compiler decides what it stores.
 
     >>> import meshdsl as md
     >>> def f(x, w):
@@ -37,7 +38,7 @@ def unroll(program: Program, large: float = LARGE, most: float = math.inf) -> Pr
     """
     if not any(_unrollable(eqn, most) for eqn in program.eqns):
         return program
-    unrolled = _Unrolled(program, large, most)
+    unrolled = _Unrolled(program, large, most, stores)
     for eqn in program.eqns:
         unrolled.add(eqn)
     return dce(program.replace(eqns=tuple(unrolled.eqns), outs=tuple(unrolled.now(v) for v in program.outs)))
@@ -51,8 +52,8 @@ def _unrollable(eqn: Eqn, most: float) -> bool:
 class _Unrolled:
     """A program under rewriting: its new equations, and the replacement of each old value."""
 
-    def __init__(self, program: Program, large: float, most: float):
-        self.program, self.large, self.most = program, large, most
+    def __init__(self, program: Program, large: float, most: float, stores: bool):
+        self.program, self.large, self.most, self.stores = program, large, most, stores
         self.offloaded = host_values(program)  # stored already
         self.eqns: list[Eqn] = []
         self.new: dict[Var, Var] = {}
@@ -94,7 +95,7 @@ class _Unrolled:
 
     def row(self, stacked: Var, inner: Var, dim: Dim, at: int, eqn: Eqn) -> Var:
         """One row of a stacked value, without an index if the row is known."""
-        if stacked in self.rows and (inner in self.offloaded or not eqn.backward):
+        if stacked in self.rows and (inner in self.offloaded or not (eqn.backward and self.stores)):
             return self.rows[stacked][1][at]
         if stacked in self.rows:
             row = self.rows[stacked][1][at]
@@ -107,7 +108,7 @@ class _Unrolled:
 
     def loop(self, eqn: Eqn, scan: Scan) -> None:
         assert isinstance(scan.body, Program)
-        body, dim = unroll(scan.body, self.large, self.most), scan.dim
+        body, dim = unroll(scan.body, self.large, self.most, self.stores), scan.dim
         held, carry, stacks = scan.inputs(eqn.ins)
         _, _, inner_rows = scan.inputs(body.ins)
         last, out_stacks = scan.results(eqn.outs)

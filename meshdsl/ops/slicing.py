@@ -122,7 +122,7 @@ def _pad_pieces(dim: Dim, out: Dim, *, low: int, high: int, inner: int) -> tuple
     return (Piece(0, first, low + first * every, count, to_step=every),) if count > 0 else ()
 
 
-_PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, pieces=_pad_pieces)
+PAD = along("pad", _pad_size, _pad_kernel, _pad_vjp, linear=Linear.PADDED, pieces=_pad_pieces)
 
 
 def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int = 0) -> Tensor:
@@ -133,7 +133,7 @@ def pad(x: Any, dim: DimLike, low: int, high: int, value: Any = 0, *, inner: int
     d = find(dim, x.dims)
     if d.size + max(d.size - 1, 0) * inner + min(low, 0) + min(high, 0) < 0 or inner < 0:
         raise ShapeError(f"md.pad of {d!r} by low={low} high={high} inner={inner} leaves a negative size")
-    return bind1(_PAD, x, dim=d, low=int(low), high=int(high), inner=int(inner), value=fill)
+    return bind1(PAD, x, dim=d, low=int(low), high=int(high), inner=int(inner), value=fill)
 
 
 _REVERSE = along(

@@ -77,7 +77,8 @@ def plan_overlap(
     plans = plans or PLANS[request.mode]
     candidates = [plain, *(judged(name, planner.fenced(one)) for name, one in plans(planner))]
     chosen = _best(request, candidates)
-    if request.mode != "auto" and not plain[0].rejected and not _overlaps(chosen[1]):
+    smaller = chosen[0].peak_bytes < plain[0].peak_bytes
+    if request.mode != "auto" and not plain[0].rejected and not smaller and not _overlaps(chosen[1]):
         raise NoEffectError(
             f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
             "  use overlap='auto', which may choose none"

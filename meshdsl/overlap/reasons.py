@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..cost.machine import Machine
 from ..lowering.collectives import AllGather
 from ..lowering.program import Program
 from .split import Parts
@@ -26,17 +25,14 @@ def no_parts(program: Program, dim: str, n: int, parts: Parts) -> str:
     return f"{dim!r}: its parts end before every collective, at {', '.join(list(ends)[:SHOWN])}{more}"
 
 
-def no_rings(program: Program, machine: Machine) -> str:
+def no_rings(program: Program) -> str:
     """The reason why no gather of a program becomes a ring."""
     gathers = [eqn for eqn in program.eqns if isinstance(eqn.op, AllGather)]
     if not gathers:
         return "no operand of a product is gathered\n  use overlap='list' or 'halves', which move other collectives"
-    if "permute" not in machine.asynchronous:
-        return f"{machine.name} cannot send beside computation (permute)\n  use overlap='list'"
     shown = ", ".join(dict.fromkeys(f"'{eqn.op}' at {eqn.where}" for eqn in gathers[:SHOWN]))
     return (
-        f"none of {len(gathers)} gathers has a dim stored without padding and is read only by products whose results "
-        f"are sharded over its axes ({shown})\n"
+        f"none of {len(gathers)} gathers is read only by products whose results are sharded over its axes ({shown})\n"
         "  use overlap='list', which moves gathers as they are"
     )
 

@@ -4,7 +4,7 @@ A gather whose result is read only by products becomes n - 1 permutes, each of o
 block that it has while it receives the next one (Wang et al., "Overlap Communication with Dependent Computation via
 Decomposition", 2023). A permute sends what the gather's ring sends per step, so the bytes are equal. Blocks along a dim
 of the result are computed as by the whole product; blocks along a summed dim are added, in another order on each
-device.
+device. A ring of more than `UNROLLED` devices is a loop of permutes (GShard, Lepikhin et al., 2020, figure 4c).
 
 `TURN`: a device multiplies the block of a sharded operand that it has in this turn of a ring.
 
@@ -13,7 +13,6 @@ Choose the gathers that become ring products: those with which the step is faste
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from ..backend import Local, letters
+from ..control import SCAN
 from ..dims import Dim, Shape, fresh_dim
-from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Type, Var, dce, readers_of
+from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Scan, Type, Var, dce, readers_of
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.blocks import RELABEL
@@ -32,8 +32,12 @@ from ..lowering.partition.index_map import Exchange
 from ..lowering.program import Program
 from ..ops.contraction import EINSUM
 from ..ops.index_map import replaced
+from ..ops.indexing import IOTA
+from ..ops.masking import MASK
 from ..ops.reshape import RENAME
+from ..ops.slicing import PAD, SLICE
 from ..trace import FULL, number
+from .loops import bodies_in_order
 from .planner import Candidates, Planner
 from .reasons import no_rings
 
@@ -52,18 +56,22 @@ class Ring:
         return self.gather.op.axes
 
     @property
+    def stored(self) -> Dim:
+        """The gathered dim, as the gather calls it."""
+        assert isinstance(self.gather.op, AllGather)
+        return next(d for d in self.gather.outs[0].dims if d.name == self.gather.op.dim)
+
+    @property
     def dim(self) -> Dim:
         """The gathered dim, as the products call it."""
-        assert isinstance(self.gather.op, AllGather)
-        name = self.gather.op.dim
-        return next(d for d, old in zip(self.value.dims, self.gather.outs[0].dims, strict=True) if old.name == name)
+        return self.value.dims[self.gather.outs[0].dims.index(self.stored)]
 
 
 def rings(program: Program) -> tuple[Ring, ...]:
     """The gathers of the program's body that can become rings.
 
-    All readers are products of two operands whose results are sharded over the gather's axes, the dim is gathered
-    completely, and it is stored without padding under both its names.
+    All readers are products of two operands whose results are sharded over the gather's axes, and the dim is gathered
+    completely.
     """
     readers = readers_of(program)
     gathers = (_named(eqn, readers.get(eqn.outs[0], ())) for eqn in program.eqns if isinstance(eqn.op, AllGather))
@@ -71,7 +79,7 @@ def rings(program: Program) -> tuple[Ring, ...]:
     return tuple(
         ring
         for ring in gathers
-        if outs.isdisjoint((ring.gather.outs[0], ring.value)) and _fits(program, ring, readers.get(ring.value, ()))
+        if outs.isdisjoint((ring.gather.outs[0], ring.value)) and _fits(ring, readers.get(ring.value, ()))
     )
 
 
@@ -81,14 +89,10 @@ def _named(gather: Eqn, readers: Sequence[Eqn]) -> Ring:
     return Ring(gather, None, gather.outs[0])
 
 
-def _fits(program: Program, ring: Ring, readers: Sequence[Eqn]) -> bool:
-    (x,), op = ring.gather.ins, ring.gather.op
-    assert isinstance(op, AllGather)
-    gathered = next(d for d in x.dims if d.name == op.dim)
-    n = program.mesh.count(op.axes)
-    even = ring.dim.size > 0 and not any(program.extents.is_padded(d, n) for d in (gathered, ring.dim))
-    complete = x.sharding.axes(op.dim) == op.axes and not x.sharding.partial
-    return bool(readers) and even and complete and all(_turns_fit(r, ring) for r in readers)
+def _fits(ring: Ring, readers: Sequence[Eqn]) -> bool:
+    (x,) = ring.gather.ins
+    complete = x.sharding.axes(ring.stored) == ring.axes and not x.sharding.partial
+    return bool(readers) and ring.dim.size > 0 and complete and all(_turns_fit(r, ring) for r in readers)
 
 
 def _turns_fit(product: Eqn, ring: Ring) -> bool:
@@ -113,66 +117,133 @@ def ring_products(program: Program, chosen: Collection[Ring]) -> Program:
     """
     starts = {ring.gather: ring for ring in chosen}
     renames = {ring.rename for ring in chosen}
-    blocks: dict[Var, tuple[Var, ...]] = {}  # gathered value -> the blocks that a device has, one after another
-    of = {ring.value: ring for ring in chosen}
+    readers, place = readers_of(program), {eqn: i for i, eqn in enumerate(program.eqns)}
+    made = {v: i for i, eqn in enumerate(program.eqns) for v in eqn.outs}
+    of: dict[Eqn, _Blocks] = {}
     eqns: list[Eqn] = []
     for eqn in program.eqns:
-        value = next((v for v in eqn.ins if v in blocks), None)
         if eqn in starts:
-            sends, blocks[starts[eqn].value] = _sent(program, starts[eqn])
-            eqns += sends
-        elif value is not None:
-            eqns += _turns(eqn, of[value], blocks[value])
-        elif eqn not in renames:
+            products = sorted(readers[starts[eqn].value], key=place.__getitem__)
+            ready = all(made.get(v, -1) < place[products[0]] for product in products for v in product.ins)
+            blocks = _Blocks(program, starts[eqn], products, ready)
+            of |= dict.fromkeys(products, blocks)
+        if eqn in of:
+            eqns += of[eqn].product(eqn)
+        elif eqn not in renames and eqn not in starts:
             eqns.append(eqn)
     return dce(program.replace(eqns=tuple(eqns)))
 
 
-def _sent(program: Program, ring: Ring) -> tuple[list[Eqn], tuple[Var, ...]]:
-    """The permutes of one ring, and the blocks that every device has after each of them."""
-    gather, (x,), n = ring.gather, ring.gather.ins, program.mesh.count(ring.axes)
-    eqns: list[Eqn] = []
+class _Blocks:
+    """The blocks of a gathered value, one after another, and the equations of the products that read them.
 
-    def add(op: Op | Collective, v: Var, out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Var:
-        eqns.append(Eqn(op, (v,), (out,), params, gather.where, gather.backward, cause))
+    Equations are added in the order of the products; if all operands are `ready` at the first one, a large ring is one
+    loop for all of them.
+    """
+
+    def __init__(self, program: Program, ring: Ring, products: Sequence[Eqn], ready: bool):
+        self.program, self.ring, self.gather, self.products = program, ring, ring.gather, products
+        self.n = program.mesh.count(ring.axes)
+        self.loops = self.n > UNROLLED and ready
+        self.eqns: list[Eqn] = []
+        size = self.n * program.extents.local(ring.stored, self.n)
+        self.whole = Dim(ring.dim.name, size)  # with the padding of the last blocks
+        taken = program.extents.multiple, program.known_dim_names
+        self.block = fresh_dim(Dim(f"{ring.dim.name}__block", size), *taken)
+        self.turn_dim = fresh_dim(Dim(f"{ring.dim.name}__turn", self.n - 1), *taken)
+        self.held = [self._own_block()]
+
+    def add(self, op: Op | Collective, ins: Sequence[Var], out: Var, cause: Cause = NO_CAUSE, **params: Any) -> Var:
+        """Add an equation; returns its result."""
+        self.eqns.append(Eqn(op, tuple(ins), (out,), params, self.gather.where, self.gather.backward, cause))
         return out
 
-    if ring.rename is not None:
-        shape = ring.value.dims
-        split = ring.value.sharding.with_split(ring.dim.name, ring.axes)
-        x = add(RENAME, x, Var(shape, x.dtype, x.name, split), **ring.rename.params)
-    block = fresh_dim(Dim(f"{ring.dim.name}__block", ring.dim.size), program.extents.multiple, program.known_dim_names)
-    held = Var(
-        replaced(x.dims, ring.dim, block), x.dtype, x.name, ring.value.sharding.with_split(block.name, ring.axes)
-    )
-    blocks = [add(RELABEL, x, held, shape=held.dims)]
-    send = Exchange(block.name, ring.axes, tuple(((i + 1) % n, i) for i in range(n)))
-    for _ in range(n - 1):
-        cause = Cause(Because.TURNS, parts=(gather.cause,))
-        blocks.append(add(send, blocks[-1], dataclasses.replace(held), cause))
-    return eqns, tuple(blocks)
+    def full(self, v: Var, value: int) -> Var:
+        """A value that is this number everywhere."""
+        return self.add(FULL, (), v, value=number(value, v.dtype), shape=v.dims)
+
+    def _own_block(self) -> Var:
+        ring, (x,) = self.ring, self.gather.ins
+        if self.whole != ring.dim and any(ring.dim not in eqn.outs[0].dims for eqn in self.products):
+            x = self.add(MASK, (x,), _like(x), over=(ring.stored,), fill=0)  # what is summed must not be padding
+        dims = replaced(ring.value.dims, ring.dim, self.block)
+        split = ring.value.sharding.with_split(self.block.name, ring.axes)
+        return self.add(RELABEL, (x,), Var(dims, x.dtype, x.name, split), shape=dims)
+
+    def sent(self, x: Var) -> Var:
+        """The block of the next device."""
+        send = Exchange(self.block.name, self.ring.axes, tuple(((i + 1) % self.n, i) for i in range(self.n)))
+        return self.add(send, (x,), _like(x), Cause(Because.TURNS, parts=(self.gather.cause,)))
+
+    def product(self, eqn: Eqn) -> list[Eqn]:
+        """The equations of the next product, with those that it needs first."""
+        if self.loops and eqn is self.products[0]:
+            self._loop()
+        elif not self.loops:
+            while len(self.held) < self.n:
+                self.held.append(self.sent(self.held[-1]))
+            turns = [self.full(Var((), np.dtype(np.int32)), t) for t in range(self.n)]
+            factors, total = self.factors(eqn), self.zeros(eqn)
+            for held, turn in zip(self.held, turns, strict=True):
+                total = self.turn(eqn, factors, held, total, turn)
+            self.result(eqn, total)
+        eqns, self.eqns = self.eqns, []
+        return eqns
+
+    def factors(self, eqn: Eqn) -> list[Var]:
+        """The other operand of a product, with the padding that the blocks have."""
+        (x,) = (v for v in eqn.ins if v is not self.ring.value)
+        if self.whole != self.ring.dim and self.ring.dim in x.dims:
+            padded = Var(replaced(x.dims, self.ring.dim, self.whole), x.dtype, x.name, x.sharding)
+            high = self.whole.size - self.ring.dim.size
+            x = self.add(PAD, (x,), padded, dim=self.ring.dim, low=0, high=high, inner=0, value=number(0, x.dtype))
+        return [x]
+
+    def zeros(self, eqn: Eqn) -> Var:
+        """The sum before the first turn."""
+        (out,) = eqn.outs
+        dims = replaced(out.dims, self.ring.dim, self.whole)
+        return self.full(Var(dims, out.dtype, out.name, out.sharding), 0)
+
+    def turn(self, eqn: Eqn, factors: Sequence[Var], held: Var, total: Var, turn: Var) -> Var:
+        """The sum after the product with one block."""
+        operand = eqn.ins.index(self.ring.value)
+        both = [held, *factors] if operand == 0 else [*factors, held]
+        params = {"operand": operand, "ring": self.whole, "block": self.block, "axes": self.ring.axes}
+        return self.add(TURN, (*both, total, turn), _like(total), dtype=total.dtype, **params)
+
+    def result(self, eqn: Eqn, total: Var) -> None:
+        """Define the product's result, without padding."""
+        (out,) = eqn.outs
+        if total.dims != out.dims:
+            self.add(SLICE, (total,), out, dim=self.whole, start=0, size=self.ring.dim.size, stride=1)
+        else:
+            self.eqns[-1] = self.eqns[-1].replace(outs=(out,))
+
+    def _loop(self) -> None:
+        """One loop of all turns but the last, in which each device sends its block on, and the last turns."""
+        factors, zeros = [self.factors(eqn) for eqn in self.products], [self.zeros(eqn) for eqn in self.products]
+        consts = list(dict.fromkeys(v for each in factors for v in each))
+        turns = self.add(
+            IOTA, (), Var((self.turn_dim,), np.dtype(np.int32)), dim=self.turn_dim, dtype=np.dtype(np.int32)
+        )
+        inner, before, t = {v: _like(v) for v in consts}, [_like(v) for v in (self.held[0], *zeros)], _like(turns, ())
+        outside, self.eqns = self.eqns, []
+        after = [self.sent(before[0])]
+        for eqn, each, total in zip(self.products, factors, before[1:], strict=True):
+            after.append(self.turn(eqn, [inner[v] for v in each], before[0], total, t))
+        program = self.program.replace(ins=(*inner.values(), *before, t), eqns=tuple(self.eqns), outs=tuple(after))
+        outs, self.eqns = [_like(v) for v in (self.held[0], *zeros)], outside
+        params = {"control": Scan(program, len(consts), len(outs), self.turn_dim)}
+        ins = *consts, self.held[0], *zeros, turns
+        self.eqns.append(Eqn(SCAN, ins, tuple(outs), params, self.gather.where, self.gather.backward))
+        last = self.full(Var((), np.dtype(np.int32)), self.n - 1)
+        for eqn, each, total in zip(self.products, factors, outs[1:], strict=True):
+            self.result(eqn, self.turn(eqn, each, outs[0], total, last))
 
 
-def _turns(eqn: Eqn, ring: Ring, blocks: tuple[Var, ...]) -> list[Eqn]:
-    """A product as one turn for each block."""
-    operand, (out,) = eqn.ins.index(ring.value), eqn.outs
-    (block,) = (d for d in blocks[0].dims if d not in ring.value.dims)
-    params = {"operand": operand, "ring": ring.dim, "block": block, "axes": ring.axes, "dtype": out.dtype}
-    eqns: list[Eqn] = []
-
-    def full(v: Var, value: int) -> Var:
-        how = {"value": number(value, v.dtype), "shape": v.dims}
-        eqns.append(Eqn(FULL, (), (v,), how, eqn.where, eqn.backward))
-        return v
-
-    total = full(dataclasses.replace(out), 0)
-    for t, held in enumerate(blocks):
-        turn = full(Var((), np.dtype(np.int32)), t)
-        factors = *eqn.ins[:operand], held, *eqn.ins[operand + 1 :]
-        result = out if t == len(blocks) - 1 else dataclasses.replace(out)
-        eqns.append(Eqn(TURN, (*factors, total, turn), (result,), params, eqn.where, eqn.backward))
-        total = result
-    return eqns
+def _like(v: Var, dims: Shape | None = None) -> Var:
+    return Var(v.dims if dims is None else dims, v.dtype, v.name, v.sharding)
 
 
 def _turn_kernel(c: Local, *xs: Any, operand: int, ring: Dim, block: Dim, axes: Axes, dtype: Any) -> Any:
@@ -216,6 +287,7 @@ TURN = Op(
 )
 
 
+UNROLLED = 8  # devices: a larger ring is a loop
 TRIED = 6  # kinds of gathers, those with the most bytes first
 
 
@@ -223,14 +295,19 @@ def ring(planner: Planner) -> Candidates:
     """The gathers that only products read as rings: those that make the step faster; all of them, without other plans,
     or where the program does not fit in memory, because a ring never stores what it gathers.
     """
-    found = rings(planner.unrolled) if "permute" in planner.machine.asynchronous or planner.too_large else ()
+    beside = "permute" in planner.machine.asynchronous
+    found = rings(planner.unrolled) if beside or planner.alone or planner.too_large else ()
     if not found:
-        raise planner.no_effect(no_rings(planner.unrolled, planner.machine))
-    count, program = faster_rings(planner.unrolled, planner.in_order, planner.seconds)
+        raise planner.no_effect(no_rings(planner.unrolled))
+
+    def with_bodies(one: Program) -> Program:
+        return bodies_in_order(planner, one, planner.in_order)
+
+    count, program = faster_rings(planner.unrolled, lambda one: planner.in_order(with_bodies(one)), planner.seconds)
     if count:
         yield f"{count} of {len(found)} rings", program
     if planner.too_large or (planner.alone and not count):
-        yield f"{len(found)} rings", planner.listed(ring_products(planner.unrolled, found))
+        yield f"{len(found)} rings", planner.listed(with_bodies(ring_products(planner.unrolled, found)))
 
 
 def faster_rings(

@@ -27,7 +27,7 @@ SUM = STEP.program(*SPECS)  # one all_reduce of float32[4, 32] over cols
 RATIOS = {
     "two_layer": {"handwritten": 1.0},
     "convolution": {"handwritten": 1.0, "gspmd": 0.97},
-    "moe_layer": {"handwritten": 0.758, "gspmd": 0.968},
+    "moe_layer": {"handwritten": 0.72, "gspmd": 0.92},
     "language_model": {"handwritten": 1.002},
 }
 

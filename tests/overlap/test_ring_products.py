@@ -14,6 +14,7 @@ from meshdsl.ir import verify
 from meshdsl.lowering.check import check
 from meshdsl.lowering.program import Program
 from meshdsl.lowering.unroll import unroll
+from meshdsl.overlap import ring_products as ring_module
 from meshdsl.overlap.ring_products import ring_products, rings
 from tests.lowering.maker import whole_numbers
 from tests.lowering.programs import same_bits
@@ -30,7 +31,7 @@ def draw(seed: int) -> tuple[Program, list[np.ndarray]]:
     stored = rng.choice("bc")  # the dim of the weights that is stored sharded: a summed one, or one of the result
     outs = rng.sample("ac", 2), rng.sample("abd", rng.choice([2, 3]))
     looped, gradient = rng.random() < 0.4, rng.random() < 0.5
-    size[stored] += rng.choice([0, 0, 1])  # `own` is padded then, and `stored` is not
+    size[stored] += rng.choice([0, 1])  # `own` is padded then, and `stored` is not
     numbers = np.random.default_rng(seed)
     shapes = [
         f"a:{size['a']} b:{size['b']}",
@@ -61,7 +62,7 @@ def sent(program: Program) -> int:
     return round(sum(record.wire_bytes * record.count for record in program.collectives))
 
 
-def law(seeds: range) -> Counter[str]:
+def law(seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
@@ -69,24 +70,42 @@ def law(seeds: range) -> Counter[str]:
         except md.LayoutError:
             continue
         flat = unroll(program)
-        gathers = rings(flat)
-        ring = check(verify(ring_products(flat, gathers), "ring"), "ring")
-        assert same_bits(md.simulate(ring, *arrays), md.simulate(program, *arrays)), f"seed {seed}"
-        assert sent(ring) == sent(flat), f"seed {seed}"
+        gathers, wanted = rings(flat), md.simulate(program, *arrays)
+        for most, kind in ((8, "turns"), (1, "loops")):
+            monkeypatch.setattr(ring_module, "UNROLLED", most)
+            ring = check(verify(ring_products(flat, gathers), "ring"), "ring")
+            assert same_bits(md.simulate(ring, *arrays), wanted), f"seed {seed} {kind}"
+            assert sent(ring) == sent(flat), f"seed {seed} {kind}"
+            counts[kind] += sum(eqn.scan is not None for eqn in ring.eqns)
         counts["programs"] += 1
         counts["rings"] += len(gathers)
-        counts["padded"] += any(flat.is_padded(flat.ins[1], d) for d in flat.ins[1].dims)
+        counts["padded"] += any(flat.is_padded(ring.gather.ins[0], ring.stored) for ring in gathers)
     return counts
 
 
-def test_ring_products_keep_bits_and_bytes_of_random_programs() -> None:
-    counts = law(range(60))
-    assert counts["rings"] > 20 and counts["padded"] > 10, counts
+def test_ring_products_keep_bits_and_bytes_of_random_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = law(range(60), monkeypatch)
+    assert counts["rings"] > 40 and counts["padded"] > 10 and counts["loops"] > 30, counts
+
+
+def test_a_ring_of_many_devices_is_one_loop() -> None:
+    def product(a: md.Tensor, b: md.Tensor) -> md.Tensor:
+        return md.prefer(md.einsum(a, b, out="n k"), "n")
+
+    def program(devices: int, size: int) -> Program:
+        step = md.compile(product, f"a:{devices}", "n:a; k:a", overlap="ring", machine="tpu-v4")
+        return step.program(md.spec("n:8192 m:64"), md.spec(f"m:64 k:{size}"))
+
+    few, many = program(64, 8192), program(256, 8190)  # 8,190 are padded
+    assert [len(one.collectives) for one in (few, many)] == [1, 1]
+    assert [c.count for one in (few, many) for c in one.collectives] == [63, 255]
+    assert few.instructions <= many.instructions <= few.instructions + 1
+    assert md.memory(many).peak < md.memory(few).peak / 2
 
 
 @pytest.mark.slow
-def test_ring_products_keep_bits_and_bytes_of_many_random_programs() -> None:
-    law(range(1_000, 3_000))
+def test_ring_products_keep_bits_and_bytes_of_many_random_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    law(range(1_000, 3_000), monkeypatch)
 
 
 MACHINE = "a100-p4de"
@@ -119,10 +138,12 @@ def test_overlap_auto_takes_rings_only_if_the_step_is_faster() -> None:
     assert chosen(16384) == "1 of 1 rings" and "ring" not in chosen(8)
 
 
-def test_overlap_ring_runs_on_devices_as_simulated() -> None:
+@pytest.mark.parametrize(("size", "most"), [(16, 8), (14, 1)])
+def test_overlap_ring_runs_on_devices_as_simulated(size: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_module, "UNROLLED", most)
     rng = np.random.default_rng(0)
     given = [md.tensor(rng.integers(-2, 3, shape).astype("float32"), names) for shape, names in (
-        ((16, 8), "own hidden"), ((8, 4), "hidden out"), ((8, 16), "batch io"),
+        ((size, 8), "own hidden"), ((8, 4), "hidden out"), ((8, size), "batch io"),
     )]  # fmt: skip
     w, v, x = given
     plain = md.compile(step, "rows:4", "batch:rows; own:rows")({"w": w, "v": v}, x)

@@ -181,11 +181,11 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     claims = Claims() if free else claims_of(scope, eqn, labels, pending)
     claims, preferred = settle_conflicts(scope, eqn, labels, claims)
     wanted = wanted_axes(scope, eqn, labels)
-    claims = claims.beside(wanted)
     price = functools.partial(_price, scope, eqn, labels, pending, moves)
     assigned: Mapping[str, Axes] = choose(claims, preferred, price)
-    if moves is not None and any(v in scope.setting.wanted for v in eqn.outs):
-        assigned = min(assigned, wanted, key=price)
+    if any(v in scope.setting.wanted for v in eqn.outs):
+        others = [choose(claims.beside(wanted), preferred, price), *([wanted] if moves is not None else [])]
+        assigned = min([assigned, *others], key=price)
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)

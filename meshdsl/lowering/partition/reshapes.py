@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import NamedTuple
 
 from ...dims import Dim, Shape, names, size_of
@@ -45,26 +45,23 @@ class _Parts(NamedTuple):
         return Sharding.of(split, sharding.partial, sharding.kind)
 
     def _spread(self, dim: Dim, parts: Shape, axes: Axes) -> dict[str, Axes]:
-        count, extents = self.scope.setting.mesh.count, self.scope.setting.extents
+        count = self.scope.setting.mesh.count
         if parts == (dim,):
             return {dim.name: axes}
         left, split = axes, dict[str, Axes]()
         for part in parts:
-            own = split[part.name] = self._filling(part, left)
-            left = tuple(axis for axis in left if axis not in own)
+            fitting = (left[:n] for n in range(len(left), -1, -1) if part.size % count(left[:n]) == 0)
+            own = split[part.name] = next(fitting)
+            left = left[len(own) :]
             if count(own) != part.size:
                 break
         used = tuple(axis for own in split.values() for axis in own)
-        return {} if extents.is_padded(dim, count(used)) else split
+        return split if self._divides(dim, used) else {}
 
-    def _filling(self, part: Dim, axes: Axes) -> Axes:
-        """The first axes that divide a part; if they are neither all axes nor all of the part, some that are."""
-        count = self.scope.setting.mesh.count
-        first = next(axes[:n] for n in range(len(axes), -1, -1) if part.size % count(axes[:n]) == 0)
-        if first == axes or count(first) == part.size:
-            return first
-        orders = (some for n in range(1, len(axes) + 1) for some in permutations(axes, n))
-        return next((some for some in orders if count(some) == part.size), first)
+    def _divides(self, dim: Dim, axes: Axes) -> bool:
+        """True if a dim that is split over these axes holds no padding."""
+        extents, n = self.scope.setting.extents, self.scope.setting.mesh.count(axes)
+        return extents.padded(dim) % n == 0 and not extents.is_padded(dim, n)
 
     def collected(self, owners: Owners, sharding: Sharding) -> Sharding:
         """The split of dims whose parts are split so; without the axes of parts behind one that is not completely."""
@@ -75,9 +72,7 @@ class _Parts(NamedTuple):
                 axes += sharding.axes(part.name)
                 if self.scope.setting.mesh.count(sharding.axes(part.name)) != part.size:
                     break
-            divides = parts == (dim,) or not self.scope.setting.extents.is_padded(
-                dim, self.scope.setting.mesh.count(axes)
-            )
+            divides = parts == (dim,) or self._divides(dim, axes)
             split[dim.name] = axes if divides else ()
         return Sharding.of(split, sharding.partial, sharding.kind)
 

@@ -6,6 +6,7 @@ from ..target import MemoryRules, Target
 from .before_loops import products_before_loops
 from .body_order import body_order
 from .emission import EMISSION
+from .extremes import one_reduction
 from .fused import INTERPRETED, PALLAS
 from .softmaxes import inside_softmaxes, softmaxes
 from .stored_rows import drop_row_barriers, read_stored_rows
@@ -18,6 +19,7 @@ TPU = Target(
     devices=("chip", "core"),
     emission=EMISSION,
     passes=(
+        ("one reduction for an index", one_reduction),
         ("drop row barriers", drop_row_barriers),
         ("products before loops", products_before_loops),
         ("read stored rows", read_stored_rows),

@@ -11,15 +11,17 @@ from ...layouts import Layout, Mesh
 from ...lowering import Program
 from ...lowering.emit import run_equations, shardings
 from ...lowering.partition import partition
+from ...lowering.unroll import unroll
 from ...targets import target_of
 
 
-def gspmd(graph: Graph, program: Program, donated: Sequence[int] = ()) -> jax.stages.Compiled:
+def gspmd(graph: Graph, program: Program, donated: Sequence[int] = (), unrolled: bool = False) -> jax.stages.Compiled:
     """`jax.jit` of the unsplit graph's kernels, with our program's shardings of inputs and results.
 
-    `donated` are the numbers of the inputs whose memory results may reuse.
+    `donated` are the numbers of the inputs whose memory results may reuse. Loops are `lax.scan`, unless `unrolled`.
     """
     whole = partition(graph, Mesh(""), Layout(""))
+    whole = unroll(whole, stores=False) if unrolled else whole
     mesh = program.mesh.bind()
     emission = target_of(mesh.devices.flat).emission
     function = jax.jit(
