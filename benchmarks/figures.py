@@ -61,9 +61,10 @@ GROUPS = {
     ),
     "gshard_batch": Group(
         "benchmarks.moe_family batch",
-        "{tokens_of}.{layers}",
+        "{tokens_of}.{experts}.{layers}",
         {
-            "rate": "{steps_a_second:.2f}", "of_peak": "{of_peak:.0%}", "peak": "{peak_gigabytes:.1f}",
+            "rate": "{steps_a_second:.2f}", "ratio": "{ratio:.2f}", "low": "{interval[0]:.2f}",
+            "high": "{interval[1]:.2f}", "of_peak": "{of_peak:.0%}", "peak": "{peak_gigabytes:.1f}",
             "recomputed": "{recomputed}", "limited_rate": "{limited_steps_a_second:.2f}",
             "limited_peak": "{limited_peak_gigabytes:.1f}",
         },

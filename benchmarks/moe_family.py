@@ -139,21 +139,26 @@ def train_step(experts: int, layers: int, sequences: int) -> md.Report:
 
 
 def batch() -> Iterator[dict[str, Any]]:
-    """The models of 128 experts on batches of 1 million tokens of the source, or of source and target together.
+    """The models of table 3 on batches of 1 million tokens of the source, or of source and target together.
 
     A last line recomputes in the first of them what its memory needs, as the paper's compiler does.
 
     `of_peak` is the share of the cores' peak that the products of a step would take at the paper's rate.
     """
-    for layers, (sides, sequences) in itertools.product((12, 36), {"source": 8192, "both": 4096}.items()):
-        report, measured = train_step(128, layers, sequences), STEPS[128, layers]
+    for ((experts, layers), measured), sides in itertools.product(STEPS.items(), ("source", "both")):
+        sequences = SEQUENCES[experts] // (1 if sides == "source" else 2)
+        report = train_step(experts, layers, sequences)
+        low, high = report.interval
         products = sum(line.flops * line.trips for line in report.ledger.lines if line.matmul is not None)
         yield {
             "tokens_of": sides,
+            "experts": experts,
             "layers": layers,
-            "sequences_on_a_core": sequences // 128,
+            "sequences_on_a_core": sequences // experts,
             "steps_a_second": round(1 / report.seconds, 2),
+            "interval": [round(1 / high, 2), round(1 / low, 2)],
             "paper": measured,
+            "ratio": round(1 / report.seconds / measured, 2),
             "of_peak": round(products * measured / md.machine(MACHINE).peak_of("float32"), 2),
             "peak_gigabytes": round(report.peak_bytes / 1e9, 2),
             "fits": report.fits,
@@ -165,6 +170,7 @@ def batch() -> Iterator[dict[str, Any]]:
     yield {
         "tokens_of": "source",
         "recomputed": step.plan.remat,
+        "experts": 128,
         "layers": 12,
         "memory_limit_gigabytes": round(limit / 1e9, 1),
         "limited_steps_a_second": round(1 / report.seconds, 2),

@@ -47,7 +47,8 @@ class Workload:
 
     `hugging_face` is optional: the names of the parameters and of the config in a Hugging Face directory. So is
     `decoder(config, search)`, which returns the function `(params, prompt[, key])` that continues a prompt
-    [batch, length] by a search such as `md.nn.decode.generate`; `meshdsl generate` needs it.
+    [batch, length] by a search such as `md.nn.decode.generate`; `meshdsl generate` needs it. `imported` is the
+    `md.from_jax` that the workload was made of.
 
     >>> from dataclasses import dataclass
     >>> import meshdsl as md
@@ -87,6 +88,7 @@ class Workload:
     hugging_face: md.HuggingFace | None = None
     decoder: Callable[[Any, Callable[..., Any]], Callable[..., md.Tensor]] | None = None
     eval_loss: Callable[[Any], Callable[..., Any]] | None = None
+    imported: md.Imported | None = None
 
     def replace(self, **changes: Any) -> Workload:
         """A copy of the workload with other config values; raises `ShapeError` for a name that the config lacks."""
@@ -172,6 +174,12 @@ class Workload:
         """
         over, group = self.parts_along()
         rows = {name: x for name, x in batch.items() if over in [d.name for d in x.dims]}
+        size = md.dims(over, of=next(iter(rows.values())).dims)[0].size if rows else 0
+        if rows and size % n:
+            raise md.ShapeError(
+                f"{n} micro-batches (microbatches={n}, or --microbatches {n}) do not divide {over}={size}\n"
+                f"  give a number that divides {size}"
+            )
         split = _Rows(over, group, rows)
         found: list[Any] = []
 

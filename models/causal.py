@@ -28,9 +28,9 @@ Empty = Callable[[tuple[md.Dim, ...]], Any]  # an empty cache for the dims of a 
 
 
 def inputs(config: Any) -> dict[str, object]:
-    """The specs of a batch: tokens and the tokens that follow them, both [batch, length]."""
+    """The specs of a batch: tokens and the tokens that follow them, and of packed rows their documents' numbers."""
     spec = md.spec([md.Dim("batch", config.batch), md.Dim("length", config.length)], "int32")
-    return {"tokens": spec, "targets": spec}
+    return dict.fromkeys(("tokens", "targets", *(["segments"] if getattr(config, "packed", False) else [])), spec)
 
 
 def linear(
@@ -107,6 +107,7 @@ class Config(Options):
     vocab: int = 256
     heads: int = 4
     d_ff: int = 128
+    packed: bool = False  # rows hold several documents, which do not see each other: the input `segments`
 
     def dims(self) -> tuple[md.Dim, md.Dim, md.Dim, md.Dim, md.Dim]:
         """The dims vocab, model, heads, d_ff and layer."""
@@ -136,14 +137,19 @@ class Attention:
     name: str = "attention"
 
     def __call__(
-        self, x: md.Tensor, cache: Cache | None = None, position: md.Tensor | int = 0, bias: md.Tensor | None = None
+        self,
+        x: md.Tensor,
+        cache: Cache | None = None,
+        position: md.Tensor | int = 0,
+        bias: md.Tensor | None = None,
+        segments: md.Tensor | None = None,
     ) -> tuple[md.Tensor, Cache | None]:
         """Self-attention [batch, length, model], and the cache with the keys and values of x from `position` on."""
         q, kept = self.queries(x, position), self.keys(x, position)
         if cache is not None:
             kept = {**cache, **{name: md.nn.write_cache(cache[name], new, position) for name, new in kept.items()}}
         offset = None if cache is None else position
-        y = self.attend(q, kept, causal=self.causal, window=self.window, offset=offset, bias=bias)
+        y = self.attend(q, kept, causal=self.causal, window=self.window, offset=offset, bias=bias, segment_ids=segments)
         return y, None if cache is None else kept
 
     def queries(self, x: md.Tensor, position: md.Tensor | int = 0) -> md.Tensor:
@@ -198,7 +204,9 @@ def workload(name: str, config: Any, network: Callable[[Any], tuple[Network, Emp
 
     def model(config: Any) -> md.Model:
         run = network(config)[0]
-        return md.model(lambda batch: run(batch["tokens"])[0])
+        if not getattr(config, "packed", False):
+            return md.model(lambda batch: run(batch["tokens"])[0])
+        return md.model(lambda batch: run(batch["tokens"], segments=batch["segments"])[0])
 
     def decoder(config: Any, search: Callable[..., Any]) -> Callable[..., md.Tensor]:
         run, empty = network(config)
@@ -241,16 +249,18 @@ class Stack:
     blocks: Sequence[tuple[Layer, Block]]
 
     def run(
-        self, x: md.Tensor, caches: Any, position: md.Tensor | int, remat: bool | str
+        self, x: md.Tensor, caches: Any, position: md.Tensor | int, remat: bool | str, segments: md.Tensor | None = None
     ) -> tuple[md.Tensor, list[Any]]:
         """The result of all layers, and the new caches of each block."""
+
+        packed: dict[str, Any] = {} if segments is None else {"segments": segments}
 
         def trip(x: md.Tensor, caches: Any = None) -> tuple[md.Tensor, list[Any]]:
             kept: list[Any] = []
             for n, (attention, block) in enumerate(self.blocks):
 
                 def attend(x: md.Tensor, n: int = n, attention: Layer = attention) -> md.Tensor:
-                    y, new = attention(x, None if caches is None else caches[n], position)
+                    y, new = attention(x, None if caches is None else caches[n], position, **packed)
                     kept.append(new)
                     return y
 
@@ -287,18 +297,28 @@ def network(
     """
     (vocab, wide, *_), precision = config.dims(), config.precision
 
-    def run(tokens: md.Tensor, cache: Any = None, position: md.Tensor | int = 0) -> tuple[md.Tensor, Any]:
+    def run(
+        tokens: md.Tensor, cache: Any = None, position: md.Tensor | int = 0, segments: md.Tensor | None = None
+    ) -> tuple[md.Tensor, Any]:
         x, table = md.nn.embedding(tokens, vocab, wide, precision=precision)
         length = next((d for d in tokens.dims if d.name == "length"), None)
         if place is not None:
-            x = place(x, md.cast(position, "int32") if length is None else md.iota(length) + position)
+            at = md.cast(position, "int32") if length is None else md.iota(length) + position
+            x = place(x, at if segments is None or length is None else _restarting(segments, length))
         kept: list[Any] = []
         for n, stack in enumerate(stacks):
-            x, new = stack.run(x, None if cache is None else cache[n], position, config.remat)
+            x, new = stack.run(x, None if cache is None else cache[n], position, config.remat, segments)
             kept.append(new)
         return logits(norm(x), table, wide, vocab, precision, tied), kept
 
     return run, lambda dims: [stack.cache(dims) for stack in stacks]
+
+
+def _restarting(segments: md.Tensor, length: md.Dim) -> md.Tensor:
+    """The position of each token in its document."""
+    first = segments != md.shift(segments, length, 1, fill=-1)
+    start = md.cummax(md.where(first, md.broadcast(md.iota(length), segments.dims), 0), length)
+    return md.iota(length) - start
 
 
 def loss(logits_of: md.Model) -> Callable[..., md.train.Metric]:

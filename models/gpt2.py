@@ -47,7 +47,7 @@ def network(config: Config) -> tuple[causal.Network, causal.Empty]:
         return x + feed_forward(norm(x, name="norm_2"))
 
     def place(x: md.Tensor, positions: md.Tensor) -> md.Tensor:
-        if any(d.size > rows.size for d in positions.dims):
+        if any(d.size > rows.size for d in positions.dims if d.name == "length"):
             raise md.ShapeError(f"the table of positions has {rows.size} rows, and the tokens have {positions.dims}")
         table = md.param("positions", [rows, wide], init=md.init.normal(0.01), dtype=precision.param)
         return x + md.cast(md.take(table, positions, rows), x.dtype)

@@ -27,7 +27,11 @@ class LatentAttention:
     config: Any
 
     def __call__(
-        self, x: md.Tensor, cache: md.Tensor | None = None, position: md.Tensor | int = 0
+        self,
+        x: md.Tensor,
+        cache: md.Tensor | None = None,
+        position: md.Tensor | int = 0,
+        segments: md.Tensor | None = None,
     ) -> tuple[md.Tensor, md.Tensor | None]:
         """Self-attention [batch, length, model], and the cache with what it keeps of x, from `position` on."""
         c, precision = self.config, self.config.precision
@@ -61,7 +65,7 @@ class LatentAttention:
             if cache is None:
                 shared = md.prefer(md.broadcast(key, [*outer, key.dims[-1]]), "batch", heads)
                 k = md.concat([product(kept, w_k, head), shared], "head")
-                y = attend(md.concat([own, turned], "head"), k, product(kept, w_v, value))
+                y = attend(md.concat([own, turned], "head"), k, product(kept, w_v, value), segment_ids=segments)
             else:
                 cache = md.nn.write_cache(cache, md.concat([kept, md.rename(key, head="latent")], "latent"), position)
                 q = md.concat([product(own, w_k, latent), md.rename(turned, head="latent")], "latent")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import meshdsl as md
-from meshdsl.models import seq2seq
+from meshdsl.models import parallel_text, seq2seq
 
 __all__ = ["Config", "Experts", "FAMILY", "LAYOUTS", "decoder", "mixture", "moe", "optimizer", "parts", "preset"]
 
@@ -135,6 +135,12 @@ def loss(config: Config) -> Callable[..., Any]:
     return total
 
 
+def data(config: Config, seed: int) -> parallel_text.Batches:
+    """The parallel text of models/translation.py, in bytes: sources and their English."""
+    text = parallel_text.parallel_text(config.source, config.length, "source")
+    return parallel_text.Batches(text, config.batch, seed)
+
+
 def parts(config: Any) -> tuple[str, int] | None:
     """Micro-batches have whole groups: then the auxiliary loss, a mean over groups, is that of the batch."""
     return None if config.dropout else ("batch", config.sequences)
@@ -154,7 +160,7 @@ def optimizer(config: Any) -> md.optim.Optimizer:
 
 moe = md.Workload(
     "moe", Config(), model=model, inputs=seq2seq.inputs, loss=loss, optimizer=optimizer, layouts=LAYOUTS,
-    mean_over=parts,
+    mean_over=parts, data=data,
 )  # fmt: skip
 
 FAMILY = tuple((experts, layers) for layers in (12, 36) for experts in (128, 512, 2048)) + ((2048, 60),)

@@ -21,7 +21,19 @@ import numpy as np
 
 import meshdsl as md
 
-__all__ = ["END", "PADDING", "START", "Pair", "Text", "catalogue", "chrf", "decode", "encode", "parallel_text"]
+__all__ = [
+    "Batches",
+    "END",
+    "PADDING",
+    "START",
+    "Pair",
+    "Text",
+    "catalogue",
+    "chrf",
+    "decode",
+    "encode",
+    "parallel_text",
+]
 
 PADDING, START, END = 0, 1, 2
 FIRST_BYTE = 3  # byte b is the id b + 3
@@ -233,3 +245,19 @@ def chrf(texts: Iterable[str], references: Iterable[str], order: int = 6, beta: 
     recall = sum(matches[n] / reference_counts[n] for n in orders) / len(orders)
     total = beta**2 * precision + recall
     return 100 * (1 + beta**2) * precision * recall / total if total else 0.0
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of the parallel text."""
+
+    text: Text
+    batch_size: int
+    seed: int
+
+    def describe(self) -> dict[str, object]:
+        """The sizes of the data, as a dict."""
+        return self.text.describe()
+
+    def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
+        return self.text.batch(split, self.seed, step, self.batch_size)

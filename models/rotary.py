@@ -59,7 +59,12 @@ def settings(hub: md.HubConfig, *more: str) -> dict[str, Rotary]:
     """The rotary positions of a config.json: `rope_parameters`, or `rope_theta` and `rope_scaling` of older files."""
     new = hub.values.get("rope_parameters") is not None
     table = hub.table("rope_parameters" if new else "rope_scaling")
-    return {"rotary": read(table, (table if new else hub).number("rope_theta", 10000.0), *more)}
+    base = (table if new else hub).number("rope_theta", 10000.0)
+    if new:  # the keys of transformers 4 beside it say the same
+        hub.table("rope_scaling")
+        if hub.number("rope_theta", base) != base:
+            hub.only("rope_theta", base)
+    return {"rotary": read(table, base, *more)}
 
 
 def read(table: md.HubConfig, base: float, *more: str) -> Rotary:
@@ -83,8 +88,11 @@ def read(table: md.HubConfig, base: float, *more: str) -> Rotary:
 
 
 def to_hub(config: Any) -> dict[str, Any]:
-    """The key `rope_parameters` of a config.json."""
-    return {"rope_parameters": written(config.rotary)}
+    """The keys of a config.json: `rope_parameters`, and those that transformers 4 reads instead."""
+    table = written(config.rotary)
+    older = {key: value for key, value in table.items() if key != "rope_theta"}
+    scaling = None if config.rotary.kind == "default" else older
+    return {"rope_parameters": table, "rope_theta": config.rotary.base, "rope_scaling": scaling}
 
 
 def written(rotary: Rotary) -> dict[str, Any]:

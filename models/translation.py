@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 import meshdsl as md
 from meshdsl.models import moe_transformer, parallel_text, seq2seq
-from meshdsl.models.parallel_text import Pair, Text
+from meshdsl.models.parallel_text import Batches, Pair, Text
 
 __all__ = [
-    "Batches", "Config", "Score", "data", "decoder", "dense", "scores", "text_of", "translate", "translation",
+    "Config", "Score", "data", "decoder", "dense", "scores", "text_of", "translate", "translation",
 ]  # fmt: skip
 
 
@@ -82,25 +80,9 @@ def text_of(config: Config) -> Text:
     return parallel_text.parallel_text(config.source, config.length, config.split_by)
 
 
-@dataclass(frozen=True)
-class Batches:
-    """Batches of the parallel text."""
-
-    text: Text
-    config: Config
-    seed: int
-
-    def describe(self) -> dict[str, object]:
-        """The sizes of the data, as a dict."""
-        return self.text.describe()
-
-    def __call__(self, split: str, step: int) -> dict[str, np.ndarray]:
-        return self.text.batch(split, self.seed, step, self.config.batch)
-
-
 def data(config: Config, seed: int) -> Batches:
     """The data function of the workload: `data(config, seed)(split, step)` returns a batch."""
-    return Batches(text_of(config), config, seed)
+    return Batches(text_of(config), config.batch, seed)
 
 
 def translate(

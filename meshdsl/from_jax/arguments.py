@@ -11,6 +11,8 @@ import numpy as np
 
 import meshdsl as md
 
+from .hints import is_annotated
+
 tree = jax.tree_util
 
 
@@ -21,7 +23,8 @@ def is_array(x: Any) -> bool:
 class Arguments:
     """The structure of the arguments that a function was imported for. Arrays are numbered in the order of leaves.
 
-    `arrays` are those that were given, `labels` their paths, such as `params/layers/0/w`.
+    `arrays` are those that were given, `labels` their paths, such as `params/layers/0/w`, `annotations` what has words
+    for their axes: the container of each, or the array itself.
     """
 
     def __init__(self, f: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -30,8 +33,10 @@ class Arguments:
         self.static = {i: x for i, (_, x) in enumerate(with_paths) if not is_array(x)}
         self.leaf_of = [i for i in range(len(with_paths)) if i not in self.static]
         self.arrays = [with_paths[i][1] for i in self.leaf_of]
+        paths, annotations = _annotated(args)
         parameters = _parameters(f)
-        self.labels = [_label(parameters, with_paths[i][0]) for i in self.leaf_of]
+        self.labels = [_label(parameters, paths[i]) for i in self.leaf_of]
+        self.annotations = [annotations[i] for i in self.leaf_of]
 
     def filled(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments with other arrays, and the leaves that are no arrays."""
@@ -62,6 +67,17 @@ class Arguments:
             if np.shape(x) != np.shape(known):
                 raise md.ShapeError(f"{label} has the shape {np.shape(known)}, got {np.shape(x)}")
         return arrays
+
+
+def _annotated(args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """For each leaf, its path, which ends at a container of it alone, and that container or the leaf."""
+    paths, annotations = list[Any](), list[Any]()
+    for path, box in tree.tree_flatten_with_path(tuple(args), is_leaf=is_annotated)[0]:
+        inside = tree.tree_flatten_with_path(box)[0]
+        alone = len(inside) == 1
+        paths += [path if alone else (*path, *rest) for rest, _ in inside]
+        annotations += [box if alone else x for _, x in inside]
+    return paths, annotations
 
 
 def _parameters(f: Callable[..., Any]) -> list[str]:

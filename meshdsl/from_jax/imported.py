@@ -15,10 +15,12 @@ from meshdsl import jax_functions
 
 from .arguments import Arguments, is_array
 from .axes import dims
+from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
 from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
-from .steps import Value, prune, read
+from .proposals import data_dim, dims_to_shard, names_to_paste
+from .steps import OWN_RULES, OpenedJaxpr, Value, prune, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
 from .workload import workload_of
@@ -44,7 +46,8 @@ def from_jax(f: Callable[..., Any], *args: Any, names: Mapping[str, str] | None 
     `args` are arrays or `jax.ShapeDtypeStruct`s, in any pytrees; leaves that are no arrays, such as activation
     functions and Python numbers, stay as they are. `names` gives names to axes, by a pattern (as of a shell) of the
     path of an input: one word for each axis, `.` for no name, `a*b` for an axis that merges two dims. The first pattern
-    that fits an input counts. `md.named` names arrays inside the function. Dims that follow from these have the same
+    that fits an input counts. A place, as `print(m)` writes it ("model.py:98 axis 2"), names one axis of what this line
+    computes. `md.named` names arrays inside the function. Dims that follow from these have the same
     names everywhere; what nobody named gets a made-up name, which `print(m)` lists with its place. `prefer` is an order
     of dims: where the layout maps several dims of a product to one mesh axis, the first one gets it.
 
@@ -63,6 +66,15 @@ class _Form:
     rebuilt: Callable[[Sequence[Any]], Any]
 
 
+def _has_gradient(block: OpenedJaxpr) -> bool:
+    """True if `jax.grad` made some of the steps; the rules of `jax.custom_vjp` do not count."""
+    return any(
+        (step.eqn is not None and "transpose(" in str(step.eqn.source_info.name_stack))
+        or (step.primitive not in OWN_RULES and any(map(_has_gradient, step.bodies)))
+        for step in block.steps
+    )
+
+
 class Imported:
     """A JAX function as a function of tensors; the result of `md.from_jax`. `print` shows its dims.
 
@@ -78,7 +90,8 @@ class Imported:
     (4, 3)
 
     `specs` are the types of its arguments; `dims` the size of each dim. `tensors(*arrays)` and `arrays(result)`
-    go from arrays to tensors and back.
+    go from arrays to tensors and back. `layout` is what the function's own shardings are as a layout: the axes of a
+    mesh in `jax.lax.with_sharding_constraint`, and on annotated or sharded arguments; empty without any.
     """
 
     def __init__(self, f: Callable[..., Any], args: Sequence[Any], names: Mapping[str, str], prefer: Sequence[str]):
@@ -96,10 +109,21 @@ class Imported:
         self._names = Names()
         given(self._block, names, self._names)
         unify(self._block)
+        hints, axes = self._hints()
+        name_dims(self._block, hints, axes, self._names)
         settle(self._block, self._names, prefer)
         if self._names.problems:
             raise md.ShapeError("\n".join(self._names.problems))
+        self.layout = layout_of(hints, axes, self._block.ins[: self.first_count])
         self._check()
+
+    def _hints(self) -> tuple[list[Hint], set[str]]:
+        """Words for the axes of values, by annotations and constraints, and the axes of meshes among them."""
+        own = self._arguments
+        found = [(v, x) for v in self._block.ins for x in (own.annotations[v.places[0]], own.arrays[v.places[0]])]
+        every = [*found, *constraints(self._block)]
+        axes = {axis for _, x in every for axis in mesh_axes(x)}
+        return [(v, [(), *words_of(x)] if v.is_stacked else words_of(x)) for v, x in every], axes
 
     def _check(self) -> None:
         """Run the function on types, and report everything that cannot be imported."""
@@ -107,6 +131,11 @@ class Imported:
         with numbered():
             md.eval_shape(lambda *xs: replay.run(self._block, xs), *map(spec_of, self._block.ins))
         self._names.notes += replay.notes
+        if _has_gradient(self._block):
+            self._names.notes.append(
+                "it has a gradient that JAX made, which sends more than ours where an embedding is read and where a "
+                "sequence or an image is split\n    import the loss, and let md.value_and_grad make the gradient"
+            )
         if replay.refusals:
             listed = "\n".join(dict.fromkeys(replay.refusals))
             raise md.TraceError(f"md.from_jax cannot import {self._arguments.called}:\n{listed}")
@@ -184,6 +213,31 @@ class Imported:
     def result_dims(self) -> list[tuple[md.Dim, ...]]:
         """The dims of each result."""
         return [stored(v) for v in self._block.outs]
+
+    def names_to_paste(self) -> dict[str, str]:
+        """`names` for the dims that nobody named, of data and large weights: a start to edit, by what the function does
+        with each.
+
+        >>> import jax.numpy as jnp
+        >>> import meshdsl as md
+        >>> def loss(params, tokens):
+        ...     return jnp.mean(jnp.tanh(params["embed"][tokens] @ params["w"]) ** 2)
+        >>> params = {"embed": jnp.ones((9, 4)), "w": jnp.ones((4, 6))}
+        >>> m = md.from_jax(loss, params, jnp.zeros((8, 5), int))
+        >>> m.names_to_paste()
+        {'tokens': 'batch length', '*/embed': 'vocab model', '*/w': 'model hidden'}
+        """
+        return names_to_paste(self._block, self._names, self.first_count)
+
+    def dims_to_shard(self) -> list[str]:
+        """The dims that `meshdsl search` splits: those that the user named; without any, those of data and large
+        weights."""
+        return dims_to_shard(self._block, self._names, self.first_count)
+
+    def fsdp(self, axis: str) -> str:
+        """The layout of plain FSDP over one mesh axis; empty if the data share no dim."""
+        batch = data_dim(self._block, self.first_count)
+        return f"{batch}:{axis}; params:{axis}" if batch else ""
 
     def workload(self, name: str = "") -> md.Workload:
         """The loss as a `md.Workload`, which `meshdsl analyze file.py:name` and the other commands take.
@@ -281,6 +335,8 @@ class Imported:
         if self._names.made_up:
             lines.append("dims that nobody named (names={...} or md.named gives them a name):")
             lines += [f"  {name}:{size}  {place}" for name, size, place in self._names.made_up]
+        if self.layout:
+            lines.append(f"shardings in the code, as a layout: {self.layout}")
         return "\n".join([*lines, *(["notes:"] if self._names.notes else []), *(f"  {n}" for n in self._names.notes)])
 
     __repr__ = __str__

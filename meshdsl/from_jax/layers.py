@@ -154,12 +154,7 @@ class _Chain:
         if len(set(keys)) == 1 or len({_identity(v, SHALLOW) for v in values}) == 1:
             self.fixed[keys[0]] = values[0]
             return "fixed", keys[0]
-        first = values[0]
-        paths = {re.sub(r"_?\d+", "", v.label) for v in values}
-        of_layers = len(paths) == 1 and all(len(v.places) == 1 for v in values)
-        numbers = first.is_key or (first.size == 1 and (first.is_floating or step.primitive.startswith("random_")))
-        made = len({v.const is None for v in values}) == 1 and not any(v.places for v in values)
-        if len(set(keys)) < len(keys) or not (of_layers or (made and (numbers or _cut_from(values)))):
+        if len(set(keys)) < len(keys) or not _may_be_stacked(values, step):
             return None
         self.rows[keys] = values
         return "row", keys
@@ -209,16 +204,25 @@ def _identity(v: Value, depth: int = 0) -> Any:
     return str(v.dtype), v.shape, np.asarray(jax.random.key_data(v.const) if v.is_key else v.const).tobytes()
 
 
+def _may_be_stacked(row: Sequence[Value], step: BodyStep) -> bool:
+    """True for parameters whose paths differ in numbers, slices of one, keys, and numbers that do not count."""
+    first = row[0]
+    if any(v.places for v in row):
+        return all(len(v.places) == 1 for v in row) and len({re.sub(r"_?\d+", "", v.label) for v in row}) == 1
+    number = first.is_key or (first.size == 1 and (first.is_floating or step.primitive.startswith("random_")))
+    return len({v.const is None for v in row}) == 1 and (number or _cut_from(row) is not None)
+
+
 def _cut_from(row: Sequence[Value]) -> Value | None:
     """The value of which a row has the slices, one after the other, along axis 0."""
-    base = row[0].maker.ins[0] if row[0].maker is not None else None
-    for i, v in enumerate(row):
-        if v.maker is None or v.maker.primitive != "slice" or v.maker.ins[0] is not base:
-            return None
-        start, limit = v.maker.params["start_indices"], v.maker.params["limit_indices"]
-        if (*start, *limit) != (i, *[0] * (len(start) - 1), i + 1, *base.shape[1:]):
-            return None
-    return base if base is not None and base.shape[0] == len(row) else None
+    makers = [v.maker for v in row if v.maker is not None and v.maker.primitive == "slice"]
+    bases = {step.ins[0] for step in makers}
+    if len(makers) != len(row) or len(bases) != 1:
+        return None
+    (base,) = bases
+    starts = [(*step.params["start_indices"], *step.params["limit_indices"]) for step in makers]
+    wanted = [(i, *[0] * (len(base.shape) - 1), i + 1, *base.shape[1:]) for i in range(base.shape[0])]
+    return base if starts == wanted else None
 
 
 def _copy(v: Value) -> Value:

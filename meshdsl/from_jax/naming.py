@@ -30,7 +30,7 @@ def given(block: OpenedJaxpr, patterns: Mapping[str, str], names: Names) -> None
     first: dict[str, Axis] = {}
     used, later = set[str](), dict[str, str]()
     for value in block.ins:
-        matching = [pattern for pattern in patterns if _matches(pattern, value.label)]
+        matching = [pattern for pattern in patterns if matches(pattern, value.label)]
         used.update(matching[:1])
         later.update(
             dict.fromkeys(matching[1:], f"the inputs that it fits have names by {matching[:1]}, which is first")
@@ -39,6 +39,12 @@ def given(block: OpenedJaxpr, patterns: Mapping[str, str], names: Names) -> None
             words = patterns[matching[0]].split()
             words = [".", *words] if value.is_stacked and len(words) < len(value.shape) else words
             _write(value, words, first, f"the input {value.label}", names)
+    for pattern in patterns:
+        if (place := _PLACE.fullmatch(pattern)) and (value := _value_at(block, place)) is not None:
+            words = ["."] * len(value.shape)
+            words[int(place["axis"])] = patterns[pattern]
+            _write(value, words, first, f"the array at {place['line']}", names)
+            used.add(pattern)
     for pattern in patterns:
         if pattern not in used:
             known = "\n    ".join(f"{v.label} {v.shape}" for v in block.ins)
@@ -49,7 +55,22 @@ def given(block: OpenedJaxpr, patterns: Mapping[str, str], names: Names) -> None
             _write(step.ins[0], step.params["words"], first, f"the array at {step.where}", names)
 
 
-def _matches(pattern: str, label: str) -> bool:
+_PLACE = re.compile(r"(?P<line>\S+:\d+)( (?P<kind>[\w-]+),)? axis (?P<axis>\d+)")  # as print(m) writes it
+
+
+def _value_at(block: OpenedJaxpr, place: re.Match[str]) -> Value | None:
+    """The first result of a line, of this primitive if there is one, that has the axis."""
+    for step in block.walk():
+        here = str(step.where) == place["line"] or str(step.where).endswith("/" + place["line"])
+        if here and place["kind"] in (None, step.primitive):
+            for out in step.outs:
+                if len(out.shape) > int(place["axis"]) and out.shape[int(place["axis"])] > 1:
+                    return out
+    return None
+
+
+def matches(pattern: str, label: str) -> bool:
+    """True if a pattern fits the path of an input, or the path after a slash."""
     return fnmatch.fnmatchcase(label, pattern) or fnmatch.fnmatchcase("/" + label, pattern)
 
 
@@ -86,7 +107,7 @@ def settle(block: OpenedJaxpr, names: Names, prefer: Sequence[str]) -> None:
     taken = {atom.named.name for v in values for axis in v.axes for atom in axis.atoms() if atom.named.by_user}
     for value in values:
         for i, axis in enumerate(value.axes):
-            _parts(axis, f"{_place(value)}, axis {i}", names, taken)
+            _parts(axis, f"{place_of(value)}, axis {i}", names, taken)
             names.notes += [note for note in _outer_part(axis) if note not in names.notes]
     for step in block.walk():
         names.notes += [note for note in _kept_whole(step) if note not in names.notes]
@@ -99,7 +120,7 @@ def settle(block: OpenedJaxpr, names: Names, prefer: Sequence[str]) -> None:
                     alike[base, atom.size] = atom
                 if not atom.named.name:
                     atom.named.name = _free(base, taken)
-                    names.made_up.append((atom.named.name, atom.size, f"{_place(value)}, axis {i}"))
+                    names.made_up.append((atom.named.name, atom.size, f"{place_of(value)}, axis {i}"))
                 sizes = names.dims.setdefault(atom.named.name, [])
                 if atom.size not in sizes:
                     sizes.append(atom.size)
@@ -167,7 +188,8 @@ def _kind(value: Value) -> str:
     return value.maker.primitive if value.maker is not None else "constant"
 
 
-def _place(value: Value) -> str:
+def place_of(value: Value) -> str:
+    """Where a value occurs first: the path of an input, or a line."""
     if value.label:
         return value.label
     return f"{value.where} {_kind(value)}" if value.where else _kind(value)

@@ -10,9 +10,8 @@ from typing import Any
 import meshdsl as md
 from meshdsl import jax_functions
 
-from .axes import dims
 from .steps import BodyStep, OpenedJaxpr, Value
-from .tensors import constant, whole
+from .tensors import constant, stored, whole
 
 
 class NotImportedError(Exception):
@@ -66,7 +65,7 @@ class Replay:
         except NotImportedError as refusal:
             where = f" at {step.where}  {step.where.source()}" if step.where else ""
             self.refusals.append(f"{step.primitive}{where}: {refusal}")
-            results = [md.full(dims(v.axes), 0, dtype=v.dtype) for v in step.outs]
+            results = [md.full(stored(v), 0, dtype="uint32" if v.is_key else v.dtype) for v in step.outs]
         return results if isinstance(results, list | tuple) else [results]
 
 

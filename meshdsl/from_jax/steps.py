@@ -19,6 +19,7 @@ from meshdsl import jax_functions
 from .axes import Axis
 
 LOOPS = {"scan", "while", "cond", "remat", "remat2", "checkpoint"}  # steps with bodies of their own
+ALIKE = {"relu", "md_named", "optimization_barrier", "sharding_constraint"}  # each result is like its operand
 OWN_RULES = {"custom_vjp_call", "custom_jvp_call"}
 OVER_AXES = {"psum": "reduce_sum", "pmax": "reduce_max", "pmin": "reduce_min"}
 KNOWN_RULES = {"relu": "relu"}  # functions of jax.nn with a rule of their own, as operations with the same rule
@@ -74,7 +75,7 @@ class BodyStep:
 
     def pairs(self) -> list[tuple[int, int, int | str]]:
         """(operand, axis, axis of the result, or what happens to the axis), by the table of primitives."""
-        like = "neg" if self.primitive in ("relu", "md_named", "optimization_barrier") else self.primitive
+        like = "neg" if self.primitive in ALIKE else self.primitive
         rule = jax_functions.TABLE.get(like)
         if rule is None:
             return [(k, i, jax_functions.MIX) for k, v in enumerate(self.ins) for i in range(len(v.shape))]
@@ -172,6 +173,8 @@ class _Reader:
             step.bodies = with_rule(eqn, bodies[0], where)
         elif name in LOOPS:
             step.bodies = [read(body, where, self.inlined) for body in _bodies(eqn, bodies)]
+        if name == "scan":
+            step.params = {**eqn.params, **_counts(step)}
         self.add(step)
         return outs
 
@@ -179,6 +182,14 @@ class _Reader:
         self.steps.append(step)
         for out in step.outs:
             out.maker = step
+
+
+def _counts(step: BodyStep) -> dict[str, int]:
+    """The numbers of constants and carries of a scan, by ranks: the parameters that say so changed in JAX 0.12."""
+    (body,), rank = step.bodies, lambda v: len(v.shape)
+    rows = sum(rank(v) > rank(w) for v, w in zip(step.ins, body.ins, strict=True))
+    carry = sum(rank(v) == rank(w) for v, w in zip(step.outs, body.outs, strict=True))
+    return {"num_consts": len(step.ins) - rows - carry, "num_carry": carry}
 
 
 def _function_of(body: Any) -> str:

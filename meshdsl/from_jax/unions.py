@@ -168,9 +168,20 @@ def _convolved(step: BodyStep) -> None:
     d = p["dimension_numbers"]
     if p["feature_group_count"] == p["batch_group_count"] == 1:
         unite(x.axes[d.lhs_spec[1]], w.axes[d.rhs_spec[1]])
+    elif is_depthwise(step):
+        unite(x.axes[d.lhs_spec[1]], w.axes[d.rhs_spec[0]])
+        unite(x.axes[d.lhs_spec[1]], out.axes[d.out_spec[1]])
     for i, o in zip(d.lhs_spec[2:], d.out_spec[2:], strict=True):
         x.axes[i].root.rigid = out.axes[o].root.rigid = True
         unite(x.axes[i], out.axes[o]) if x.shape[i] == out.shape[o] else link(x.axes[i], out.axes[o])
+
+
+def is_depthwise(step: BodyStep) -> bool:
+    """True for a convolution of each channel by itself."""
+    p, (x, w) = step.params, step.ins
+    d = p["dimension_numbers"]
+    channels = {p["feature_group_count"], x.shape[d.lhs_spec[1]], w.shape[d.rhs_spec[0]]}
+    return p["batch_group_count"] == 1 and len(channels) == 1
 
 
 def _ragged(step: BodyStep) -> None:
@@ -191,6 +202,7 @@ def _keys(step: BodyStep) -> None:
             unite(a, b)
 
 
+_OF_KEYS = ("random_wrap", "random_unwrap", "random_clone", "random_bits", "random_fold_in", "random_split")
 _MORE: dict[str, Callable[[BodyStep], None]] = {
     **dict.fromkeys(("pad", "rev"), _like_first), "slice": _sliced, "dynamic_slice": _sliced,
     "dynamic_update_slice": _updated, "concatenate": _concatenated,
@@ -198,11 +210,11 @@ _MORE: dict[str, Callable[[BodyStep], None]] = {
     **dict.fromkeys(("reduce_window_max", "reduce_window_sum", "reduce_window_min"), _windowed),
     **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), _scattered),
     "select_and_scatter_add": _select_and_scatter, "conv_general_dilated": _convolved, "ragged_dot_general": _ragged,
-    **dict.fromkeys(("random_wrap", "random_unwrap", "random_bits", "random_fold_in", "random_split"), _keys),
+    **dict.fromkeys(_OF_KEYS, _keys),
 }  # fmt: skip
 _RESIZING = {
     "slice", "pad", "dynamic_slice", "dynamic_update_slice", "concatenate", "split", "rev", "ragged_dot_general",
-    "random_wrap", "random_unwrap", "random_bits", "random_fold_in", "random_split",
+    *_OF_KEYS,
 }  # fmt: skip
 
 
@@ -304,4 +316,5 @@ def _split(step: BodyStep, joined: set[Axis]) -> None:
         whole.root.rigid = True
         for v in parts:
             v.root.rigid = True
-            _resized(whole, v)
+            if len(set(step.params["sizes"])) == 1:  # unequal parts are different things
+                _resized(whole, v)

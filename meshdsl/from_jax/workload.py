@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ def workload_of(m: Any, name: str) -> md.Workload:
     if not first:
         raise md.ShapeError(f"the first argument of {name} has no arrays; it has the parameters of a workload")
     paths, batch = [_path(label) for label in first], [_path(label, whole=True) for label in m.labels[m.first_count :]]
-    specs, examples = jax.tree.leaves(m.specs, is_leaf=_is_type), m.examples
+    specs, examples = jax.tree.leaves(m.specs, is_leaf=lambda x: hasattr(x, "dims")), m.examples
 
     @md.model
     def model(batch: Mapping[str, md.Tensor]) -> Mapping[str, md.Tensor]:
@@ -48,7 +48,7 @@ def workload_of(m: Any, name: str) -> md.Workload:
         return dict(zip(batch, specs[m.first_count :], strict=True))
 
     def loss(config: Config) -> Callable[..., Any]:
-        return lambda params, data: m(*_values(params, paths), *_values(data, batch))
+        return lambda params, data: m(*map(params.__getitem__, paths), *map(data.__getitem__, batch))
 
     return md.Workload(
         name,
@@ -57,15 +57,8 @@ def workload_of(m: Any, name: str) -> md.Workload:
         inputs=inputs,
         loss=loss,
         optimizer=lambda config: md.optim.adamw(1e-3),
+        imported=m,
     )
-
-
-def _values(tensors: Mapping[str, Any], paths: Sequence[str]) -> list[Any]:
-    return [tensors[path] for path in paths]
-
-
-def _is_type(x: Any) -> bool:
-    return hasattr(x, "dims")
 
 
 def _path(label: str, whole: bool = False) -> str:

@@ -124,11 +124,12 @@ def _gather(e: Equation) -> list[Targets]:
     places = [i for i in range(len(e.outs[0])) if i not in d.offset_dims]  # one for each axis of the indices
     pairs = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True))
     windows = [i for i in range(len(e.ins[0])) if i not in pairs and i not in d.collapsed_slice_dims]
+    filled = d.start_index_map if "FILL" in str(e.params["mode"]) else ()  # else an axis taken whole starts at 0
     operand: list[int | str] = [MIX] * len(e.ins[0])
     for i, size in enumerate(e.ins[0]):
         if i in pairs:
             operand[i] = places[pairs[i]]
-        elif i in windows and sizes[i] == size and i not in d.start_index_map:
+        elif i in windows and sizes[i] == size and i not in filled:
             operand[i] = int(d.offset_dims[windows.index(i)])
     return [operand, [*places, MIX]]
 

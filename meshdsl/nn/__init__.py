@@ -14,6 +14,7 @@ keys and values.
 import meshdsl as md
 
 from . import decode, moe
+from .adapters import lora, merged
 from .batch_norm import batch_norm, group_norm
 from .cached import attention_to, cached_attention, keys_and_values, write_cache
 from .convolution import causal_conv, conv
@@ -38,5 +39,6 @@ __all__ = [
     "attention", "multi_head_attention", "relative_bias", "rotary",
     "keys_and_values", "attention_to", "cached_attention", "write_cache", "decode",
     "softmax_cross_entropy",
+    "lora", "merged",
     "moe", "moe_layer",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..dims import Dim, DimLike, find, fresh_dim, of_size, show, size_of
+from ..dims import Dim, DimLike, find, fresh_dim, show, size_of
 from ..errors import ShapeError, whole
 from ..trace import Tensor, as_tensor, tensor
 from .contraction import dot
@@ -110,13 +110,12 @@ def resize(x: Any, dim: DimLike, size: int, method: str = "linear", antialias: b
     if method not in ("nearest", "linear", "cubic") or not d.size:
         raise ShapeError(f"md.resize resamples by nearest, linear or cubic, a dim with elements; got {method!r}, {d!r}")
     new = fresh_dim(Dim("resized", size), x.dims)
+    nearest = method == "nearest"
     with jax.ensure_compile_time_eval():
-        if method == "nearest":
-            picked = np.asarray(jax.image.resize(np.arange(d.size), (size,), method))
-        else:
-            weights = np.asarray(jax.image.resize(np.eye(d.size), (size, d.size), method, antialias))
-    if method == "nearest":
-        y = gather(x, tensor(picked.astype(np.int32), [new]), d)
+        places, shape = (np.arange(d.size), (size,)) if nearest else (np.eye(d.size), (size, d.size))
+        weights = np.asarray(jax.image.resize(places, shape, method, nearest or antialias))
+    if nearest:
+        y = gather(x, tensor(weights.astype(np.int32), [new]), d)
     else:
         matrix = tensor(weights, [new, d])
         y = in_wide(lambda wide: dot(wide, cast(matrix, wide.dtype), over=d), x, mean_dtype(x.dtype))
@@ -142,34 +141,25 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Tensor:
     if len(sides) != 2:
         raise ShapeError(f"md.rearrange takes 'dims -> dims', got {pattern!r}")
     left, right = (_terms(side, pattern) for side in sides)
-    if {name for name, _ in left} != {d.name for d in x.dims} or len(left) != x.ndim:
+    if sorted(name for name, _ in left) != sorted(d.name for d in x.dims):
         raise ShapeError(f"the left side of {pattern!r} names every dim of {show(x.dims)} once")
-    table = {name: _parts(find(name, x.dims), parts or [name], sizes) for name, parts in left}
+    table = {name: _parts(find(name, x.dims), parts, sizes) for name, parts in left}
     known = {d.name: d for dims in table.values() for d in dims}
-    wanted = [part for name, parts in right for part in (parts if parts is not None else [name])]
+    wanted = [part for _, parts in right for part in parts]
     if sorted(wanted) != sorted(known) or not set(sizes) <= set(known):
         raise ShapeError(f"the right side of {pattern!r} names each of {', '.join(known)} once, and sizes name some")
-    for name, parts in left:
-        if parts is not None:
-            at = [d.name for d in x.dims].index(name)
-            x = reshape(x, (*x.dims[:at], *table[name], *x.dims[at + 1 :]))
-    x = transpose(x, wanted)
-    shape: list[Dim] = []
-    for name, parts in right:
-        dims = tuple(known[part] for part in (parts if parts is not None else [name]))
-        shape.append(of_size(name, size_of(dims), "") if parts is not None else dims[0])
-    return reshape(x, shape)
+    x = transpose(reshape(x, [part for d in x.dims for part in table[d.name]]), wanted)
+    return reshape(x, [Dim(name, size_of(known[part] for part in parts)) for name, parts in right])
 
 
-def _terms(side: str, pattern: str) -> list[tuple[str, list[str] | None]]:
-    """The terms of one side: a name, or a name and the names in its parentheses."""
+def _terms(side: str, pattern: str) -> list[tuple[str, list[str]]]:
+    """The terms of one side: a name, and the names in its parentheses, or itself."""
     if re.sub(r"\w+=\([\w ]+\)|\w+|\s", "", side):
         raise ShapeError(
             f"md.rearrange reads names and name=(names), got {side.strip()!r} in {pattern!r}\n"
             "  name a group, for example model=(heads io)"
         )
-    terms = re.findall(r"(\w+)(?:=\(([\w ]+)\))?", side)
-    return [(name, group.split() or None) if group else (name, None) for name, group in terms]
+    return [(name, group.split() or [name]) for name, group in re.findall(r"(\w+)(?:=\(([\w ]+)\))?", side)]
 
 
 def _parts(dim: Dim, names: list[str], sizes: dict[str, int]) -> tuple[Dim, ...]:

@@ -50,7 +50,7 @@ def _without_nan(f: Callable[..., Tensor], example: str) -> Callable[..., Tensor
     >>> md.nan{name}(md.tensor([1.0, float("nan"), 3.0], "a"))
     tensor(float32[], {example})
 
-    Of NaN alone it is that of no elements{"" if f in (sum, prod) else ", NaN"}. Raises `ShapeError` for a dim that x
+    Of NaN alone it is {"that of no elements" if f in (sum, prod) else "NaN"}. Raises `ShapeError` for a dim that x
     lacks, and for other dtypes than floats.
     """
     return reduce

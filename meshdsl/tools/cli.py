@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import functools
 import os
 import sys
@@ -81,7 +82,7 @@ exit codes: 0 ok, 1 failure, 2 usage, 3 illegal layout or over memory, 4 corrupt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (default: `sys.argv`) and return the exit code; --help and mistakes raise `SystemExit`."""
-    options = parser().parse_args(arguments)
+    options = _parsed(arguments)
     try:
         if options.run.__module__ != doctor.__name__:  # which reports an old JAX itself
             check_jax()
@@ -109,6 +110,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if devices.is_one_of_several():  # JAX would wait for the other processes, which may wait for this one
             leave(code)
         return code
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; an unknown one is named with one that is spelled nearly alike, or with commands that have it."""
+    root = parser()
+    options, more = root.parse_known_args(arguments)
+    if not more:
+        return options
+    known, unknown = options.parser._option_string_actions, [word for word in more if word.startswith("--")]
+    close = difflib.get_close_matches((unknown or [""])[0], known, n=1, cutoff=0.75)
+    root.error(f"unrecognized arguments: {' '.join(more)}{f'; did you mean {close[0]}?' if close else ''}")
 
 
 def parser() -> argparse.ArgumentParser:

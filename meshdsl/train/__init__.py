@@ -3,8 +3,9 @@
 from ..errors import UsageError
 from ..metric import Metric, combine, maximum, mean, minimum, norm, same, total
 from .adapters import from_datasets, from_grain
-from .batches import data_for
+from .batches import data_for, data_of_bytes
 from .data import Corpus, Document, corpus
+from .documents import Documents, read_rows
 from .iterators import Iterated, Stateful
 from .load import load, mesh_and_layout
 from .loop import train
@@ -20,6 +21,7 @@ from .tokens import TokenFiles
 __all__ = [
     "Corpus",
     "Document",
+    "Documents",
     "Iterated",
     "Keeping",
     "Metric",
@@ -35,6 +37,7 @@ __all__ = [
     "configure",
     "corpus",
     "data_for",
+    "data_of_bytes",
     "from_datasets",
     "from_grain",
     "load",
@@ -44,6 +47,7 @@ __all__ = [
     "mesh_and_layout",
     "minimum",
     "norm",
+    "read_rows",
     "resolve",
     "same",
     "stages",

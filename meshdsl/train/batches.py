@@ -149,3 +149,8 @@ def tokens_of(specs: Mapping[str, Any]) -> int:
     """The number of tokens of a batch: the size of `targets`, else of `tokens`; 0 if neither has two dims or more."""
     spec = next((specs[name] for name in ("targets", "tokens") if name in specs), None)
     return math.prod(d.size for d in spec.dims) if spec is not None and len(spec.dims) > 1 else 0
+
+
+def data_of_bytes(config: Any, seed: int) -> Batches:
+    """The bytes of the Python standard library's text, for `--data meshdsl.train:data_of_bytes`."""
+    return Text(seed, config.batch, config.length)

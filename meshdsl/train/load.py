@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import math
 import pkgutil
 import re
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 
 import meshdsl as md
@@ -43,6 +45,8 @@ def load(text: str) -> md.Workload:
     _check_file(path)
     module = _run(path)
     found = _workloads(module)
+    if not colon and len(found) == 1:
+        return next(iter(found.values()))
     if not colon:
         raise UsageError(
             f"name a workload of {path}, for example {path}:{next(iter(found), 'name')}; "
@@ -59,6 +63,17 @@ def load(text: str) -> md.Workload:
     return found[name]
 
 
+def module_of(text: str) -> types.ModuleType:
+    """A module by its name, or a file `name.py`, which is run; raises `UsageError` if there is none."""
+    if text.endswith(".py"):
+        _check_file(Path(text))
+        return _run(Path(text))
+    try:
+        return importlib.import_module(text)
+    except ImportError as error:
+        raise UsageError(f"there is no module {text!r}: {error}; a file is written {text}.py:NAME") from None
+
+
 def _bundled(text: str) -> md.Workload:
     """A workload of `meshdsl.models`. A name without its module, such as `llama3-70b`, is looked for in all of them."""
     file, colon, name = text.replace("-", "_").partition(":")
@@ -70,8 +85,28 @@ def _bundled(text: str) -> md.Workload:
     named = {id(workload): workload for key, workload in found.items() if not colon and key.endswith(f":{file}")}
     if len(named) == 1:
         return next(iter(named.values()))
-    known = [key.partition(":")[0] if len({*key.split(":")}) == 1 else key for key in found]
-    raise UsageError(f"no model {text!r}, and no file, which is written file.py:name; {nearest(text, known)}")
+    names = [key.partition(":")[2] for key in found]
+    known = [_spelled(key, names) for key in found]
+    close = _same_but_for_a_size(text, known)
+    guess = f"did you mean {close!r}? there are: {', '.join(known)}" if close else nearest(text, known)
+    raise UsageError(f"no model {text!r}, and no file, which is written file.py:name; {guess}")
+
+
+def _spelled(key: str, names: list[str]) -> str:
+    """The name with which a model is written: `llama`, `llama3-8b`, or `transformer:lm`, which says little alone."""
+    module, _, name = key.partition(":")
+    alone = names.count(name) == 1 and any(c.isdigit() for c in name)
+    return module if name == module else name.replace("_", "-") if alone else key
+
+
+def _same_but_for_a_size(text: str, known: Iterable[str]) -> str | None:
+    """The name that differs only in its last number, by the smallest factor: llama3-8b for llama3-7b."""
+    head, number, tail = (re.match(r"(.*?)(\d+)(\D*)$", text) or re.match(r"()()(.*)", text)).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    sizes = [
+        (int(m[1]), name) for name in known if (m := re.fullmatch(rf"{re.escape(head)}(\d+){re.escape(tail)}", name))
+    ]
+    near = [(abs(math.log(max(n, 1) / max(int(number), 1))), name) for n, name in sizes] if number else []
+    return min(near, default=(0, None))[1]
 
 
 def _configured_by(path: Path) -> md.Workload:

@@ -18,8 +18,10 @@ import meshdsl as md
 
 from ..errors import UsageError, nearest
 from ..errors.values import Bounds, Count, as_json, load_toml, read, to_toml
-from .load import filled, load
+from .documents import Documents, read_rows
+from .load import filled, load, module_of
 from .plans import knobs_of, plan_of_file, plan_on, with_knobs
+from .tokens import TokenFiles
 
 _FromZero = Annotated[int, Bounds(0)]
 
@@ -57,7 +59,16 @@ class Saving:
     take_over: bool = False
 
 
-_TABLES = {"train": Training, "checkpoints": Saving, "config": None}
+@dataclass(frozen=True)
+class Reading:
+    """The data of a run: the table [data]."""
+
+    source: str | None = None  # a file, hf:NAME, or module:function; None: the workload's own
+    tokenizer: str | None = None  # a tokenizer file, or a directory with tokenizer.json; None: bytes
+    held_out: Annotated[float, Bounds(0, 1)] = 0.05  # the share of the documents for evaluation
+
+
+_TABLES = {"train": Training, "checkpoints": Saving, "data": Reading, "config": None}
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,7 @@ class Settings:
     plan: str | None = None  # a file; the other settings override its knobs
     train: Training = field(default_factory=Training)
     checkpoints: Saving = field(default_factory=Saving)
+    data: Reading = field(default_factory=Reading)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values, by table."""
@@ -99,6 +111,7 @@ class Settings:
             "plan": self.plan,
             "train": dataclasses.asdict(self.train),
             "checkpoints": dataclasses.asdict(self.checkpoints),
+            **({} if self.data.source is None else {"data": dataclasses.asdict(self.data)}),
             "config": dataclasses.asdict(self.workload.config),
         }
 
@@ -136,15 +149,46 @@ def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settin
     for key, value in values.items():
         if key in ("plan", "checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
             raise UsageError(f"{key} must not be empty")
+    data = _replace(Reading(), "data.", values)
     return Settings(
         source,
-        _configured(workload, values, settings),
+        with_data(_configured(workload, values, settings), data),
         values.get("mesh"),
         values.get("layout"),
         values.get("plan"),
         _replace(Training(), "train.", {**_of_plan(plan_of_file(values.get("plan"))), **values}),
         _replace(Saving(), "checkpoints.", values),
+        data,
     )
+
+
+def with_data(workload: md.Workload, data: Reading) -> md.Workload:
+    """The workload with the data of a run, if that is given; raises `UsageError` for inputs that it does not have."""
+    if data.source is None:
+        if data.tokenizer is not None:
+            raise UsageError("--tokenizer has no effect without --data")
+        return workload
+    source, tokenizer, share = data.source, data.tokenizer, data.held_out
+    module, colon, name = source.partition(":")
+    if colon and module != "hf" and name.isidentifier():
+        function = getattr(module_of(module), name, None)
+        if not callable(function):
+            raise UsageError(f"{module} has no function {name!r}, with f(config, seed)(split, step) -> dict of arrays")
+        return dataclasses.replace(workload, data=function)
+    fields = [f.name for f in dataclasses.fields(workload.config)]
+    inputs = {*workload.inputs(workload.config)} - {"segments"}
+    if not {"batch", "length", "vocab"} <= {*fields} or inputs != {"tokens", "targets"}:
+        raise UsageError(f"--data {source} is text, for models of tokens and targets, and not for {workload.name}")
+
+    def read(config: Any, seed: int) -> Any:
+        sizes = {"seed": seed, "batch": config.batch, "length": config.length}
+        if source.endswith(".bin"):
+            return TokenFiles([source], [source], dtype="uint16" if config.vocab <= 1 << 16 else "uint32", **sizes)
+        documents = Documents(read_rows(source), tokenizer=tokenizer, held_out=share, **sizes)
+        documents.check(config.vocab)
+        return documents
+
+    return dataclasses.replace(workload.replace(packed=True) if "packed" in fields else workload, data=read)
 
 
 def configure(workload: md.Workload, settings: Iterable[str] = ()) -> md.Workload:

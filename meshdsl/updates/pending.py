@@ -207,10 +207,12 @@ def _totals(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Va
     constants = _constants(graph)
     for eqn in graph.eqns:
         read = [x for x in dict.fromkeys(eqn.ins) if x in totals]
-        out, others = eqn.outs[0], {*eqn.ins}.difference(read)
+        others = {*eqn.ins}.difference(read)
         adds_others = eqn.operation.linear is Linear.JOINT and not constants.issuperset(others)
-        kept = adds_others or len(eqn.outs) != 1 or any(readers[x] > 1 for x in read)
-        if read and not kept and placed.is_pending(out) and set(out.dims) == set(sums[0].dims):
+        if not read or adds_others or len(eqn.outs) != 1 or any(readers[x] > 1 for x in read):
+            continue
+        out = eqn.outs[0]
+        if placed.is_pending(out) and set(out.dims) == set(sums[0].dims):
             ours = [totals.pop(x) for x in read]
             totals[out] = out if len(ours) > 1 else ours[0]
     return tuple(totals.values())

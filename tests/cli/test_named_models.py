@@ -50,7 +50,7 @@ def test_a_config_json_is_a_model(tmp_path: Path):
 
 def test_a_model_that_is_not_there_gets_the_list():
     run = here("list", "lama3-70b")
-    assert run.code == 2 and "did you mean 'llama:llama3_70b'?" in run.err
+    assert run.code == 2 and "did you mean 'llama3-70b'?" in run.err
 
 
 def test_analyze_finds_a_plan_for_a_number_of_devices():

@@ -123,7 +123,7 @@ def test_train_runs_under_a_plan(file: str):
     [
         (["--plan", "nowhere.toml"], "the plan nowhere.toml cannot be read"),
         (["--mesh", "rows:4", "--layout", "batch:rows", "--remat", "full"], "no field remat"),
-        (["--mesh", "rows:4", "--layout", "batch:rows", "--microbatches", "7"], "7 equal parts"),
+        (["--mesh", "rows:4", "--layout", "batch:rows", "--microbatches", "7"], "7 micro-batches"),
         (["--mesh", "rows:4", "--layout", "batch:rows", "--remat", "half"], "remat='half' is not available"),
         (["--mesh", "rows:4", "--layout", "batch:rows", "--regather"], "regather=True has no effect"),
         (["--forward", "--microbatches", "2"], "--microbatches has no effect with --forward"),

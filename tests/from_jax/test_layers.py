@@ -70,3 +70,56 @@ def test_layers_are_the_stages_of_a_pipeline():
     compiled = md.compile(parts, "stages:2 rows:2", "layer:stages; batch:rows")
     assert "permute" in {c.kind for c in compiled.program(*m.specs).collectives}
     assert worst(m.arrays(compiled(*m.tensors(*args))), jax.value_and_grad(twins.gpt2)(*args)) < 1e-4
+
+
+def drop(x, key, rate):
+    return jnp.where(jax.random.uniform(key, x.shape) < rate, x, 0.0) / rate
+
+
+def stacked(params, x, key):
+    for i in range(4):
+        x = x + jnp.tanh(x @ jax.tree.map(lambda p, i=i: p[i], params)["w"])
+    return jnp.sum(x**2)
+
+
+def numbered(params, x, key):
+    """Names as Haiku gives them, and a key that is carried on, of which the last layer reads one half."""
+    for name, rate in (("linear", 0.5), ("linear_1", 0.6), ("linear_2", 0.7)):
+        key, own = jax.random.split(key)
+        x = drop(x + jnp.tanh(x @ params[name]["w"]), own, rate)
+    return jnp.sum(x**2)
+
+
+def folded(params, x, key):
+    """Keys as Flax makes them, with a number that differs, and a mask that each layer makes anew."""
+    for i, p in enumerate(params):
+        mask = jnp.where(jnp.arange(8) > 2, 1.0, 0.0)
+        x = drop(x + jnp.tanh(x @ p["w"]) * mask, jax.random.fold_in(key, 7 * i), 0.5)
+    return jnp.sum(x**2)
+
+
+W = twins.normal(4, 8, 8)
+CASES = {
+    "stacked": (stacked, {"w": W}),
+    "numbered": (numbered, {n: {"w": W[i]} for i, n in enumerate(("linear", "linear_1", "linear_2"))}),
+    "folded": (folded, [{"w": w} for w in W]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_may_differ_in_slices_keys_and_numbers(name):
+    f, params = CASES[name]
+    args = (params, twins.normal(4, 8), jax.random.key(3))
+    m = check_gradients(f, args, names={"x": "batch model"})
+    assert sum(step.primitive == "scan" for step in m._block.steps) == 1
+    assert m._block.ins[0].shape == (3 if name == "numbered" else 4, 8, 8)
+
+
+def test_parameters_whose_paths_differ_in_words_are_no_layers():
+    def f(params, x):
+        for p in params.values():
+            x = x + jnp.tanh(x @ p)
+        return jnp.sum(x)
+
+    m = md.from_jax(f, dict(zip(("query", "key", "value"), W, strict=False)), twins.normal(4, 8))
+    assert len(m.labels) == 4

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
+from tests.from_jax import twins
 
 X = jnp.ones((4, 6))
 
@@ -117,3 +118,36 @@ def test_python_leaves_stay_what_they_were():
     assert m.specs[1] is None
     with pytest.raises(md.ShapeError, match="was imported with 3, and this is 4"):
         m.tensors(X, 4)
+
+
+def test_places_that_are_printed_are_patterns():
+    def f(x):
+        return jnp.sin(x).reshape(4, 2, 3)
+
+    m = md.from_jax(f, X, names={"x": "batch ."})
+    (place,) = (line.split("  ")[2] for line in str(m).splitlines() if line.startswith("  x_1_1"))
+    assert place == "x, axis 1"
+    line = next(c for c in f.__code__.co_lines())[2] + 1
+    named = md.from_jax(f, X, names={"x": "batch .", f"test_names.py:{line} axis 2": "inner"})
+    assert named.dims == {"batch": 4, "x_1_0": 2, "inner": 3}
+    with pytest.raises(md.ShapeError, match="no input has such a path"):
+        md.from_jax(f, X, names={"test_names.py:1 axis 2": "inner"})
+
+
+@pytest.mark.parametrize("twin", ["gpt2", "llama"])
+def test_names_to_paste_name_the_dims_of_large_weights(twin):
+    function, args = getattr(twins, twin), (getattr(twins, f"{twin}_params")(), twins.tokens, twins.targets)
+    names = md.from_jax(function, *args).names_to_paste()
+    assert names["tokens"] == "batch length"
+    m = md.from_jax(function, *args, names=names)
+    assert {"batch", "length", "vocab", "model", "hidden", "heads", "head"} <= m.dims.keys()
+    assert m.names_to_paste() == {} and {"batch", "vocab"} <= set(m.dims_to_shard())
+    assert m.fsdp("rows") == "batch:rows; params:rows"
+
+
+def test_a_gradient_that_jax_made_is_said():
+    def f(x):
+        return jnp.sum(jax.nn.relu(x) ** 2)
+
+    assert "gradient that JAX made" in str(md.from_jax(jax.grad(f), X))
+    assert "gradient" not in str(md.from_jax(f, X)) + str(md.from_jax(lambda x: jnp.sum(jax.nn.gelu(x)), X))

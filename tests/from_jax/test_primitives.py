@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import meshdsl as md
 from tests.from_jax.reference import ONE, check_gradients, check_values
 
 RNG = np.random.default_rng(0)
@@ -148,6 +149,7 @@ ON_REALS: dict[str, Callable[[Any], Any]] = (
         "take": lambda x: jnp.take(x, jnp.array([0, 9, -2]), 1),
         "clipped": lambda x: jnp.take(x, jnp.array([0, 9, -2]), 1, mode="clip"),
         "points": lambda x: x[jnp.array([0, 1]), jnp.array([3, 3])],
+        "at_each": lambda x: jax.vmap(lambda i: lax.dynamic_index_in_dim(x, i, 0, False))(jnp.array([0, 9, 2])),
         "along": lambda x: jnp.take_along_axis(x, PLACES % 6, 1),
         "set": lambda x: x.at[:, 2].set(7.0),
         "set_many": lambda x: x.at[:, jnp.array([2, 0])].set(7.0),
@@ -198,6 +200,7 @@ ON_REALS: dict[str, Callable[[Any], Any]] = (
                 :, None
             ]
         ),
+        "clone": lambda x: x * jax.random.uniform(jax.random.clone(jax.random.key(1)), (6,)),
         "permutation": lambda x: jax.random.permutation(jax.random.key(1), x),
         "categorical": lambda x: jax.random.categorical(jax.random.key(2), x),
         "max_pool": lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID"),
@@ -245,3 +248,31 @@ def test_values(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ON_REALS if name not in NO_GRADIENT])
 def test_gradients(name: str) -> None:
     check_gradients(loss(ON_REALS[name]), [X], [ROWS], 1e-2 if name == "cast" else 1e-4, names=NAMES)
+
+
+ON_IMAGES: dict[str, Callable[[Any], Any]] = {
+    "plain": lambda x: conv(x, KERNEL),
+    "strided": lambda x: conv(x, KERNEL, 2, "VALID"),
+    "dilated": lambda x: conv(x, KERNEL, rhs_dilation=(2, 2)),
+    "transposed": lambda x: lax.conv_transpose(x, KERNEL, (2, 2), "SAME", dimension_numbers=HWIO),
+    "depthwise": lambda x: conv(x, KERNEL[:, :, :1, :2], 2, feature_group_count=2),
+    "grouped": lambda x: conv(x, KERNEL[:, :, :1, :4], feature_group_count=2),
+}
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_convolutions(name: str) -> None:
+    names = {"x": "batch height width channels"}
+    layout = ("rows:2 cols:2", "batch:rows; channels:cols")
+    check_gradients(loss(ON_IMAGES[name]), [IMAGE], [layout], names=names)
+
+
+def test_a_depthwise_convolution_is_split_over_channels() -> None:
+    m = md.from_jax(ON_IMAGES["depthwise"], IMAGE, names={"x": "batch height width channels"})
+    assert m.result_dims[0][-1].name == "channels" and "no operation here" not in str(m)
+    assert not md.compile(m, "cols:2", "channels:cols").program(*m.specs).collectives
+
+
+@pytest.mark.parametrize("f", [jnp.linalg.cholesky, jnp.linalg.inv, lambda x: jnp.linalg.qr(x)[1], jnp.linalg.det])
+def test_linear_algebra(f: Callable[[Any], Any]) -> None:
+    check_gradients(loss(lambda x: f(x @ jnp.swapaxes(x, 1, 2))), [SQUARE], [ROWS], 1e-3, names={"x": "batch . ."})

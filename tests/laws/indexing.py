@@ -124,7 +124,8 @@ def indices() -> Iterator[Row]:
     yield Row("cumsum_exclusive", lambda x: md.cumsum(x, "b", exclusive=True), (X,), lambda x: np.cumsum(x, 1) - x)
     counted: Any = {"differentiable": False, "composed": True}
     sides = lambda x, v, side: md.searchsorted(md.sort(x, "b"), v, "b", side)
-    for side in ("left", "right"):
+    both: list[Any] = ["left", "right"]
+    for side in both:
         searched = lambda x, v, s=side: np.stack([np.searchsorted(np.sort(row), v, s) for row in x], 1)
         yield Row(f"searchsorted_{side}", lambda x, v, s=side: sides(x, v, s), (X, In("c")), searched, every, empty=False, **counted)
     bins = lambda x: md.histogram(x, "c:4", -2, 3, over="b")

@@ -67,7 +67,8 @@ def shapes() -> Iterator[Row]:
         return np.pad(out, [(1, 0), (0, 0)])
 
     yield Row("pad_inner", lambda x: md.pad(x, "a", 1, 0, inner=2), (X,), spread, every)
-    for mode in ("edge", "reflect", "wrap"):
+    modes: list[Any] = ["edge", "reflect", "wrap"]
+    for mode in modes:
         padded = lambda x, mode=mode: md.pad(x, "a", 1, min(1, size_of(x, "a") - 1), mode=mode)
         yield Row(f"pad_{mode}", padded, (In("a=a+1 b"),), lambda x, mode=mode: np.pad(x, [(1, min(1, len(x) - 1)), (0, 0)], mode), every, empty=False, composed=True)
     yield Row("repeat", lambda x: md.repeat(x, "a", 3), (X,), lambda x: np.repeat(x, 3, 0), every, composed=True)

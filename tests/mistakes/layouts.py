@@ -166,7 +166,7 @@ ROWS = [
     (lambda: md.compile(double, plan=md.Plan("rows:2", microbatches=4)).program(SPEC), "the plan has microbatches=4,"),
     (
         lambda: md.compile(SMALL.train_step(), plan=md.Plan("rows:2", microbatches=3)).program(*ARGS),
-        "md.accumulate cannot cut",
+        "3 micro-batches (microbatches=3, or --microbatches 3) do not divide",
     ),
     (lambda: md.compile(double, plan=md.Plan("", "batch:rows")).program(SPEC), "dim 'batch' is mapped to axis"),
     (lambda: md.WeightUpdate("shard"), "weight_update='shard' is not available; did you mean 'sharded'?"),

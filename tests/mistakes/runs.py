@@ -85,7 +85,7 @@ ROWS = [
     (lambda: md.import_safetensors("nothing.safetensors"), "nothing.safetensors cannot be read: FileNotFoundError:"),
     (lambda: md.import_safetensors(__file__), "runs.py cannot be read: SafetensorError"),
     (lambda: md.import_orbax("nothing"), "nothing cannot be read: FileNotFoundError: Checkpoint at "),
-    (lambda: md.import_hugging_face("nothing", llama), "nothing/config.json cannot be read: No such file or directory"),
+    (lambda: md.import_hugging_face("nothing", llama), "there is no folder 'nothing'"),
     (lambda: md.import_hugging_face(RUN.parent, llama), "config.json cannot be read: No such file"),
     (lambda: md.import_hugging_face(hub(model_type="bert"), llama), "is a model of type 'bert', and llama reads"),
     (lambda: md.import_hugging_face(hub(**LLAMA), gpt2), "is a model of type 'llama', and gpt2 reads 'gpt2'"),

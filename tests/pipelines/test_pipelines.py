@@ -261,7 +261,7 @@ def test_auto_keeps_the_ticks_of_a_pipeline():
 
 
 def test_in_ticks_with_a_loop_for_each_pass_messages_run_beside_the_other_pass():
-    plan = md.Plan("stages:4", "layer:stages", microbatches=8, overlap="ticks", machine="h100")
+    plan = md.Plan("stages:4", "layer:stages", microbatches=8, overlap="ticks", machine="h100:eager")
     step = md.compile(LLAMA.train_step(), plan=plan)
     step.program(*LLAMA.specs())
     assert step.overlap.chosen == "a loop for each pass" and not step.pipelines(*LLAMA.specs())[0].late

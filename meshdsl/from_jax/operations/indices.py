@@ -31,16 +31,12 @@ def gather(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
         if "FILL" not in mode:
             return _at_one_start(step, xs)
         return through_local(replay, step, xs)
-    one = len(d.start_index_map) == 1 and tuple(d.start_index_map) == tuple(d.collapsed_slice_dims)
-    cut = any(
-        n != m
-        for k, (n, m) in enumerate(zip(v.shape, p["slice_sizes"], strict=True))
-        if k not in (*d.start_index_map, *d.operand_batching_dims)
-    )
-    if not one or cut:
+    over = _taken_axis(step)
+    if over is None:
         return through_local(replay, step, xs)
-    over = d.start_index_map[0]
     x, index = whole(v, xs[0]), _index(i, xs[1])
+    if len(d.start_index_map) > 1:  # an axis that is taken whole has no index but 0
+        index = md.unstack(index, dims(i.axes[-1:])[0])[d.start_index_map.index(over)]
     table = [(k, s, t) for k, s, t in step.pairs() if isinstance(t, int)]
     x = fit(x, *(([v.axes[s]], [out.axes[t]]) for k, s, t in table if k == 0))
     index = fit(index, *(([i.axes[s]], [out.axes[t]]) for k, s, t in table if k == 1))
@@ -58,6 +54,16 @@ def gather(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
         inside = index < dim.size if np.dtype(index.dtype).kind == "u" else (index >= 0) & (index < dim.size)
         y = md.where(inside, y, _fill(p["fill_value"], out.dtype))
     return y
+
+
+def _taken_axis(step: BodyStep) -> int | None:
+    """The axis of which a gather takes single places, and the others whole; None for other gathers."""
+    d, sizes, shape = step.params["dimension_numbers"], step.params["slice_sizes"], step.ins[0].shape
+    found = [a for a in d.start_index_map if sizes[a] != shape[a] or a in d.collapsed_slice_dims]
+    others = [a for a in range(len(shape)) if a not in (*found[:1], *d.operand_batching_dims)]
+    filled = "FILL" in str(step.params["mode"]) and len(d.start_index_map) > 1
+    single = len(found) == 1 and sizes[found[0]] == 1 and all(sizes[a] == shape[a] for a in others)
+    return found[0] if single and not filled else None
 
 
 def _fill(value: Any, dtype: Any) -> Any:

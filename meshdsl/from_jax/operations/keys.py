@@ -39,6 +39,11 @@ def wrap(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     return full(fit(md.rename(words, **{inside[0].name: WORD}), *_leading(v, out)), [*dims(out.axes), WORD])
 
 
+@operation("random_clone")
+def clone(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
+    return fit(_key(step, xs[0]), *_leading(step.ins[0], step.outs[0]))
+
+
 @operation("random_unwrap")
 def unwrap(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out = step.ins[0], step.outs[0]

@@ -109,13 +109,17 @@ def _policy(replay: Replay, step: BodyStep) -> str | tuple[str, ...]:
         return "nothing"
     if policy in (known.dots_saveable, known.dots_with_no_batch_dims_saveable):
         return "products"
-    names = getattr(policy, "saveable_names", None)  # of save_only_these_names
-    if names is not None:
-        inside = {each.params["name"] for each in step.bodies[0].walk() if each.primitive == "name"}
-        return tuple(sorted(inside.intersection(names))) or "nothing"
+    asked = [(each, _answer(policy, each.eqn)) for each in step.bodies[0].walk() if each.eqn is not None]
+    if all(answer is False or (answer is True and each.primitive == "name") for each, answer in asked):
+        return tuple(sorted({each.params["name"] for each, answer in asked if answer})) or "nothing"
     name = getattr(policy, "__qualname__", str(policy)).partition(".")[0]
     replay.note(step, f"the policy {name} of jax.checkpoint has no equal here: nothing is saved")
     return "nothing"
+
+
+def _answer(policy: Any, eqn: Any) -> Any:
+    """True if the policy saves the results of an equation, False if not; something else if it offloads them."""
+    return policy(eqn.primitive, *(v.aval for v in eqn.invars), **eqn.params)
 
 
 @operation("custom_vjp_call", "custom_jvp_call")

@@ -13,6 +13,7 @@ from ..axes import dims
 from ..replay import Replay
 from ..steps import BodyStep
 from ..tensors import Move, fit, fresh, single, whole, wholes
+from ..unions import is_depthwise
 from .fallback import through_local
 from .registry import operation
 
@@ -20,7 +21,8 @@ from .registry import operation
 @operation("conv_general_dilated")
 def convolution(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     p, (v, w), (out,) = step.params, step.ins, step.outs
-    if p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
+    depthwise = p["feature_group_count"] != 1 and is_depthwise(step)
+    if not depthwise and (p["feature_group_count"] != 1 or p["batch_group_count"] != 1):
         return through_local(replay, step, xs)
     d, (x, k) = p["dimension_numbers"], wholes(step, xs)
     (n, c, *space), (o, i, *window), (on, oc, *out_space) = d.lhs_spec, d.rhs_spec, d.out_spec
@@ -28,10 +30,13 @@ def convolution(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     shared = [a for a in (v.axes[c], w.axes[i]) if len(a.atoms()) == 1 and taken.isdisjoint(dims([a]))]
     channel = dims(shared[:1])[0] if shared else fresh(v.shape[c], "channel")
     x, k = fit(x, ([v.axes[n]], [out.axes[on]])), fit(k, ([w.axes[o]], [out.axes[oc]]))
-    x, k = (
-        fit(y, ([axis], [channel])) if size > 1 else md.broadcast(y, [*y.dims, channel])
-        for y, axis, size in ((x, v.axes[c], v.shape[c]), (k, w.axes[i], v.shape[c]))
-    )
+    if depthwise:
+        x = fit(x, ([v.axes[c]], [out.axes[oc]]))
+    else:
+        x, k = (
+            fit(y, ([axis], [channel])) if size > 1 else md.broadcast(y, [*y.dims, channel])
+            for y, axis, size in ((x, v.axes[c], v.shape[c]), (k, w.axes[i], v.shape[c]))
+        )
     names, made = dict[str, str](), list[tuple[str, int]]()
     for s, m, t in zip(space, window, out_space, strict=True):
         x, a = single(x, v.axes[s])

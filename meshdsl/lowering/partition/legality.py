@@ -66,11 +66,13 @@ def report_conflict(scope: Scope, claims: Claims, conflict: Conflict, what: str,
     used = {axis for options in claims.options.values() for axes in options for axis in axes}
     free = [repr(axis) for axis, size in scope.setting.mesh.axes.items() if axis not in used and size > 1]
     way_out = f"map one to another axis (free: {', '.join(free)})" if free else "leave one of them unmapped"
-    tensor = v.name.rpartition("/")[2] or "x"
+    tensor, end = v.name.rpartition("/")[2], ""
+    if not tensor:  # the error ends with the line that computes it
+        tensor, end = "x", " of what this line computes"
     scope.setting.problems.setdefault(
         f"cannot split dim {conflict.second!r} over mesh axis {conflict.axis!r}\n"
         f"  {what} has shape {show(v.dims)}; the layout maps {conflict.first} and {conflict.second} to "
         f"{conflict.axis!r}, and a tensor can use an axis once\n"
-        f"  prefer one of them with md.prefer({tensor}, {conflict.second!r}), or {way_out}",
+        f"  prefer one of them with md.prefer({tensor}, {conflict.second!r}){end}, or {way_out}",
         where,
     )

@@ -28,7 +28,7 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     """Add a subcommand with the option `--json` and, if `workload`, the argument WORKLOAD."""
     sentence = about[0].upper() + about[1:] + "."
     parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=sentence, allow_abbrev=False)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
     if workload:
         parser.add_argument("workload", metavar="WORKLOAD", help="a model (llama, transformer:lm) or file.py:name")
     parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
@@ -94,6 +94,7 @@ count = typed(Annotated[int, Bounds(0, LARGEST)])
 positive = typed(Annotated[int, Bounds(1, LARGEST)])
 integer = typed(Annotated[int, Bounds(-(10**40), 10**40)])
 factor = typed(Annotated[float, Bounds(1, above=True)])
+share = typed(Annotated[float, Bounds(0, 1)])
 cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 

@@ -90,6 +90,8 @@ def size(text: str) -> float:
     unit = match[2].removesuffix("b") + "b" * bool(match[2]) if match else ""
     if match is None or unit not in _UNITS or not 0 < float(match[1]) * _UNITS[unit] < math.inf:
         raise argparse.ArgumentTypeError(f"write a memory size as 16GB, 512MiB or 16e9, above 0; got {text!r}")
+    if text.strip().isdigit() and int(text) < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} has no unit: write {text.strip()}GB, 512MiB or 16e9")
     return float(match[1]) * _UNITS[unit]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import meshdsl as md
 
 from ...errors import UsageError
 from .common import OK, answer, command, count
-from .weights import checkpoints_of, hub_directory, params_of_run, settings_of_run
+from .weights import base_of_run, checkpoints_of, hub_directory, params_of_run, settings_of_run
 
 
 def add(commands: Any) -> None:
@@ -22,6 +23,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--model", metavar="NAME", help="for hf:DIR: the model, as in `meshdsl import`")
     parser.add_argument("--dtype", metavar="DTYPE", help="for hf:DIR: of the tensors (default: that of the parameters)")
+    parser.add_argument(
+        "--base",
+        metavar="hf:DIR",
+        help="for hf:DIR: keep the config.json and tokenizer of this directory (default: those of `meshdsl import`)",
+    )
     parser.add_argument("--step", type=count, metavar="N", help="the step (default: the newest valid one)")
     parser.add_argument("--params-only", action="store_true", help="leave the optimizer state out")
 
@@ -31,12 +37,23 @@ def run(options: argparse.Namespace) -> int:
     hub = hub_directory(options.out)
     if (hub is None) != (options.model is None):
         raise UsageError("a Hugging Face directory needs both: OUT as hf:DIR, and --model NAME")
-    if hub is None and options.dtype is not None:
-        raise UsageError("--dtype is for OUT as hf:DIR; other formats keep the dtypes of the run")
+    if hub is None and (options.dtype or options.base):
+        name = "--dtype" if options.dtype else "--base"
+        raise UsageError(f"{name} is for OUT as hf:DIR; other formats keep what the run has")
+    suffix = Path(options.out).suffix
+    if hub is None and suffix not in ("", ".safetensors"):
+        raise UsageError(
+            f"OUT is written as a file NAME.safetensors, a new directory for orbax, or hf:DIR; {options.out!r} ends in "
+            f"{suffix}"
+        )
     checkpoints, step = checkpoints_of(options.run_directory, options.step)
     if hub is not None:
         workload = settings_of_run(options.model, checkpoints, step, []).workload
-        md.export_hugging_face(params_of_run(checkpoints, step, workload), workload, hub, dtype=options.dtype)
+        given = None if options.base is None else hub_directory(options.base) or Path(options.base)
+        base = given or base_of_run(options.run_directory)
+        md.export_hugging_face(
+            params_of_run(checkpoints, step, workload), workload, hub, dtype=options.dtype, base=base
+        )
         return _report(options, step)
     prefix = "params/" if options.params_only else ""
     export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax

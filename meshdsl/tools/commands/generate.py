@@ -11,8 +11,8 @@ import meshdsl as md
 
 from ...errors import UsageError
 from ...errors.values import Bounds
-from .common import OK, answer, command, integer, positive, printable, typed
-from .weights import checkpoints_of, hub_directory, layout_options, params_of_run, settings_of_run, started
+from .common import OK, answer, command, integer, positive, printable, say, typed
+from .weights import base_of_run, checkpoints_of, hub_directory, layout_options, params_of_run, settings_of_run, started
 
 _IDS = Annotated[
     list[Annotated[int, Bounds(0, 10**9)]], lambda ids: None if ids else "must be token ids such as 1,2,3, got none"
@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer, prompts, end = _prompts(options)
     mesh, layout = started(options, workload)
     workload, params = _weights(options.params, source, workload, mesh, layout)
+    _check_positions(options, workload, prompts)
     _check_ids(prompts, workload.config.vocab, "--prompt-ids" if tokenizer is None else "the tokenizer's --prompt")
     search = functools.partial(
         md.nn.decode.generate,
@@ -92,8 +93,9 @@ def _prompts(options: argparse.Namespace) -> tuple[Any, list[list[int]], int | N
         if options.tokenizer or options.end:
             raise UsageError(f"{'--tokenizer' if options.tokenizer else '--end'} has no effect without --prompt TEXT")
         return None, options.prompt_ids, None
-    file = options.tokenizer or hub_directory(options.params)
-    if file is None:
+    base = base_of_run(options.params)
+    file = options.tokenizer or hub_directory(options.params) or base
+    if file is None or (file == base and not (file / "tokenizer.json").is_file()):
         raise UsageError("--prompt needs --tokenizer FILE, because --params is a run; or give token ids: --prompt-ids")
     tokenizer = load_tokenizer(file)
     prompts = [tokenizer.encode(text).ids for text in options.prompt]
@@ -106,11 +108,17 @@ def _continued(continuation: Callable[[Any], Any], prompts: list[list[int]]) -> 
     """The ids after each prompt; prompts of one length run together, as [batch, length]."""
     import numpy as np
 
+    from ...train import Progress
+
     tokens: dict[int, list[int]] = {}
-    for length in sorted({len(prompt) for prompt in prompts}):
+    lengths = sorted({len(prompt) for prompt in prompts})
+    progress = Progress(len(prompts), "generate")
+    for length in lengths:
+        progress.update(len(tokens), "compiling" if length == lengths[0] else "")
         rows = [n for n, prompt in enumerate(prompts) if len(prompt) == length]
         found = continuation(md.tensor(np.asarray([prompts[n] for n in rows], np.int32), "batch length"))
         tokens |= zip(rows, found.numpy().tolist(), strict=True)
+    progress.clear()
     return [tokens[n] for n in range(len(prompts))]
 
 
@@ -118,6 +126,26 @@ def _texts(tokenizer: Any, prompts: list[list[int]], tokens: list[list[int]], en
     """Each prompt's text with its continuation, up to the token of `--end`."""
     cut = [row[: row.index(end)] if end in row else row for row in tokens]
     return [tokenizer.decode(prompt + row) for prompt, row in zip(prompts, cut, strict=True)]
+
+
+def _check_positions(options: argparse.Namespace, workload: Any, prompts: list[list[int]]) -> None:
+    """Raises `UsageError` for more positions than the model has: by its config.json, or its table of positions."""
+    from ...train.weights.files import read_json
+
+    directory = hub_directory(options.params) or base_of_run(options.params)
+    values = {} if directory is None else read_json(directory / "config.json")
+    limits = [values.get(key) for key in ("max_position_embeddings", "n_positions")]
+    limits.append(getattr(workload.config, "positions", None))
+    limit = min((n for n in limits if isinstance(n, int)), default=None)
+    longest = max(map(len, prompts))
+    if limit is not None and longest + options.tokens > limit:
+        raise UsageError(
+            f"a prompt of {longest} tokens and --tokens {options.tokens} take {longest + options.tokens} positions, "
+            f"and the model has {limit}\n  give at most --tokens {max(limit - longest, 0)}, or a shorter prompt"
+        )
+    trained = getattr(workload.config, "length", None)
+    if limit is None and trained is not None and longest + options.tokens > trained:
+        say(f"note: {longest + options.tokens} positions; the model was trained with a length of {trained}")
 
 
 def _check_ids(prompts: list[list[int]], vocab: int, which: str) -> None:

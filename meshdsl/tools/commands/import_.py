@@ -12,7 +12,7 @@ import meshdsl as md
 
 from ...errors import UsageError
 from .common import OK, answer, command, write
-from .weights import hub_directory, layout_options, started
+from .weights import BASE, hub_directory, layout_options, started
 
 
 def add(commands: Any) -> None:
@@ -34,6 +34,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Import, save and print what was imported; raises `CheckpointError` with all that does not fit."""
     from ...train import load, resolve
+    from ...train.weights.export import copy_files
 
     directory = hub_directory(options.source)
     if directory is None:
@@ -51,6 +52,9 @@ def run(options: argparse.Namespace) -> int:
         values = {f"config.{f.name}": getattr(workload.config, f.name) for f in dataclasses.fields(workload.config)}
         place = {"mesh": options.mesh, "layout": options.layout, "checkpoints.directory": options.out}
         _save(resolve(source, None, [], {**values, **place}), params, mesh, layout)
+        base = Path(options.out) / BASE
+        base.mkdir(exist_ok=True)
+        copy_files(directory, base)
     text = f"{count:,} parameters of {options.source} in {len(params)} tensors, {config.param_dtype}"
     if config.compute_dtype != config.param_dtype:
         text += f"; products in {config.compute_dtype} (--dtype and --compute-dtype choose others)"

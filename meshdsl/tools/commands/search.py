@@ -10,6 +10,7 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import LayoutError, UsageError
+from ...errors.units import seconds, show_bytes
 from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
 from .costing import html_option, machine_of, machine_options, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         machine=machine_of(options),
         limit=options.memory,
         layout=md.Layout(options.layout),
-        dims=options.dims,
+        dims=options.dims or (workload.imported and " ".join(workload.imported.dims_to_shard())),
         plans=options.plans,
         progress=_show_progress,
     )
@@ -118,4 +119,21 @@ def run(options: argparse.Namespace) -> int:
         print_json({"command": "search", **result.to_dict()})
     else:
         print(result)
+        if workload.imported is not None:
+            _print_imported(options, workload, compiled, arguments, result)
     return OK
+
+
+def _print_imported(options: argparse.Namespace, workload: Any, compiled: Any, arguments: Any, result: Any) -> None:
+    """Of a workload that `md.from_jax` made: plain FSDP beside the plan, and names for dims without one."""
+    devices = md.Mesh(result.plan.mesh).size
+    layout = workload.imported.fsdp("x")
+    if layout and devices > 1:
+        under = compiled.under(f"x:{devices}", layout)
+        report = under.cost(*arguments, machine=machine_of(options), limit=options.memory)
+        change = f"{report.seconds / result.best.seconds - 1:+.1%}"
+        sent = f"{show_bytes(report.wire_bytes)} sent"
+        print(f"\nplain FSDP, {layout}: {seconds(report.seconds)} ({change}), {show_bytes(report.peak_bytes)}, {sent}")
+    if names := workload.imported.names_to_paste():
+        rows = "".join(f"    {pattern!r}: {words!r},\n" for pattern, words in names.items())
+        print(f"\nnames to paste into md.from_jax, and to edit:\n  names={{\n{rows}  }}")

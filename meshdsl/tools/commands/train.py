@@ -35,6 +35,7 @@ from .common import (
 )
 from .records import StdoutWriter, sinks
 from .train_options import train_options
+from .weights import base_of_run
 
 
 def add(commands: Any) -> None:
@@ -73,18 +74,31 @@ def run(options: argparse.Namespace) -> int:
 
 def _resolved(options: argparse.Namespace) -> Any:
     from ...train import resolve
-    from ...train.settings import Saving, Training
+    from ...train.settings import Reading, Saving, Training
 
-    of_tables = {"train": Training, "checkpoints": Saving}
+    of_tables = {"train": Training, "checkpoints": Saving, "data": Reading}
     options_given = {
         "mesh": options.mesh,
         "layout": options.layout,
         "plan": None if options.plan is None else str(options.plan),
         "checkpoints.directory": options.checkpoints,
+        "data.source": options.data,
     }
     for table, kind in of_tables.items():  # options have the names of the settings
         options_given |= {f"{table}.{f.name}": vars(options)[f.name] for f in fields(kind) if f.name in options}
     settings = resolve(options.workload, options.config, options.settings, options_given)
+    folder = settings.checkpoints.directory
+    base = None if folder is None else base_of_run(folder)
+    if base is not None and (base / "tokenizer.json").is_file():
+        if settings.workload.data is None:
+            raise UsageError(
+                f"{folder} has imported weights, whose ids are those of {base / 'tokenizer.json'}, and the default "
+                "data is bytes\n  give text with --data FILE.jsonl, --data FILE.txt or --data hf:NAME; or, for bytes, "
+                "--data meshdsl.train:data_of_bytes"
+            )
+        if settings.data.source is not None and settings.data.tokenizer is None:
+            options_given["data.tokenizer"] = str(base)
+            settings = resolve(options.workload, options.config, options.settings, options_given)
     _check_used(options, settings)
     return settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import count, cpu_devices, factor, integer, positive, workload_options
+from .common import count, cpu_devices, factor, integer, positive, share, workload_options
 from .plans import knob_options
 
 
@@ -35,6 +35,18 @@ def train_options(parser: argparse.ArgumentParser) -> None:
         help="run on N CPU devices, in total over all processes (default: accelerators if there are any, otherwise one "
         "CPU device per mesh position)",
     )
+    option(
+        "--data",
+        metavar="SOURCE",
+        help="documents: FILE.jsonl (rows of text, of prompt and completion, or of messages), FILE.txt, hf:NAME of a "
+        "data set; FILE.bin of token ids; or module:function (default: the workload's, else bytes of Python's sources)",
+    )
+    option(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer of --data, or a directory with tokenizer.json (default: that of an imported run, else bytes)",
+    )
+    option("--held-out", type=share, metavar="SHARE", help="share of the documents for evaluation (default 0.05)")
     option("--steps", type=count, metavar="N", help="total number of steps (default 100)")
     option("--seed", type=integer, metavar="N", help="seed of parameters and batches (default 0)")
     option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from . import devices
 from .common import cpu_devices, reason_of
 
 HUB = "hf:"
+BASE = "base"  # the folder of a run with the files of its Hugging Face directory that hold no weights
 
 
 def layout_options(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +77,14 @@ def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
         saved = ", ".join(map(str, checkpoints.steps())) or "none"
         raise UsageError(f"{text} has no step {'' if step is None else step}\n  steps: {saved}")
     return checkpoints, step
+
+
+def base_of_run(run: str) -> Path | None:
+    """The folder of a run with the config.json and the tokenizer that `meshdsl import` copied; None without them."""
+    folder = Path(run) / BASE
+    with contextlib.suppress(OSError):  # a name that is too long
+        return folder if (folder / "config.json").is_file() else None
+    return None
 
 
 def params_of_run(checkpoints: Any, step: int, workload: Any, **where: Any) -> dict[str, Any]:

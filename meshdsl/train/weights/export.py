@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ from ...trace import Tensor, spec
 from ..checkpoint import processes
 from ..checkpoint.arguments import check_no_url
 from ..checkpoint.grid import unpadded
-from .files import DTYPES, INDEX, SINGLE, header_of, write_header
+from .config import HubConfig
+from .files import DTYPES, INDEX, SINGLE, header_of, read_json, write_header
 from .load import hugging_face_of, rules_of
-from .table import Rule
+from .table import HuggingFace, Rule
 
+KEPT = (".json", ".txt", ".model", ".jinja", ".md")  # of files that hold no weights
+LARGEST_KEPT = 1 << 28  # bytes
 Types = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 
@@ -30,6 +35,7 @@ def export_hugging_face(
     *,
     largest_file: int = 5_000_000_000,
     dtype: str | None = None,
+    base: str | Path | None = None,
 ) -> None:
     """Write parameters and config as a Hugging Face directory, which must be new or empty.
 
@@ -44,7 +50,9 @@ def export_hugging_face(
 
     Files have at most `largest_file` bytes, unless one tensor is larger; several have an index. Tensors have the dtype
     of the parameters, or `dtype`: with "bfloat16", float32 parameters that were imported from it give the same bytes
-    again. Requires that the processes of
+    again. `base` is the directory from which the parameters were imported: its config.json is kept but for what the
+    workload changed, and its other files that hold no weights, such as those of the tokenizer, are copied. Requires
+    that the processes of
     a program share a file system. Raises `ShapeError` if the parameters are not those of the workload, and `SaveError`
     if the directory has files or cannot be written.
     """
@@ -57,11 +65,11 @@ def export_hugging_face(
         raise ShapeError(
             f"safetensors files have no dtype {chosen.name}; known: {', '.join(sorted(map(str, DTYPES.values())))}"
         )
-    config = {**table.write_config(workload.config), "dtype": dtype or workload.config.param_dtype}
+    config = _config(table, workload.config, dtype or workload.config.param_dtype, base)
     types = {name: (chosen or params[p].dtype, r.stored_shape) for p, r in rules.items() for name in r.names()}
     types = dict(sorted(types.items()))
     files = _files(types, largest_file)
-    processes.on_first(f"{folder} cannot be written", lambda: _create(folder, files, config))
+    processes.on_first(f"{folder} cannot be written", lambda: _create(folder, files, config, base))
     where = {name: entry for file in files for name, entry in header_of(folder / file).items()}
     for path, rule in rules.items():
         _write(rule, params[path], where)
@@ -96,11 +104,32 @@ def _files(types: Types, largest: int) -> dict[str, Types]:
     return {f"model-{i + 1:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts)}
 
 
-def _create(folder: Path, files: Mapping[str, Types], config: Mapping[str, Any]) -> None:
+def _config(table: HuggingFace, config: Any, dtype: str, base: str | Path | None) -> dict[str, Any]:
+    """The contents of config.json: those of the base with the keys that the workload's config changed."""
+    written = table.write_config(config)
+    if base is None:
+        return {**written, "dtype": dtype}
+    kept = read_json(Path(base) / "config.json")
+    before = dataclasses.replace(config, **table.read_config(HubConfig(kept), config))
+    same = table.write_config(before)
+    changed = {key: value for key, value in written.items() if value != same.get(key)}
+    return {**kept, **changed, "torch_dtype" if "torch_dtype" in kept else "dtype": dtype}
+
+
+def copy_files(base: str | Path, folder: Path) -> None:
+    """Copy the files of a Hugging Face directory that hold no weights: config.json, the tokenizer and the like."""
+    for file in sorted(Path(base).iterdir()):
+        if file.is_file() and file.suffix in KEPT and file.stat().st_size < LARGEST_KEPT and file.name != INDEX:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _create(folder: Path, files: Mapping[str, Types], config: Mapping[str, Any], base: str | Path | None) -> None:
     """Create the directory, config.json, the index, and files of the right sizes without elements."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SaveError(f"{folder} cannot be written: it has files already; give a new directory")
+    if base is not None:
+        copy_files(base, folder)
     for file, types in files.items():
         write_header(folder / file, types)
     if len(files) > 1:

@@ -58,6 +58,9 @@ def import_hugging_face(
     """
     check_no_url(directory)
     table, folder = hugging_face_of(workload), Path(directory)
+    if not folder.is_dir():
+        there = [str(path) for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+        raise CheckpointError(f"there is no folder {str(folder)!r}; {nearest(str(folder), there)}")
     values = read_json(folder / "config.json")
     _check_kind(folder, workload, table, values)
     stored = _renamed(open_directory(folder), table.base)
