@@ -88,7 +88,7 @@ HUGGING_FACE = md.HuggingFace(
     },
     defaults=llama.HUGGING_FACE.defaults,
     settings=settings,
-    config=lambda config: {**rotary.to_hub(config), "layer_types": gemma_names.types(config.layers, config.period)},
+    config=lambda config: {**rotary.to_hub(config), **gemma_names.written(config)},
     base="model",
     architecture="Gemma2ForCausalLM",
 )  # fmt: skip

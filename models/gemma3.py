@@ -50,7 +50,7 @@ def config_of(config: Config) -> dict[str, Any]:
     """The keys of config.json for the windows and both kinds of rotary positions."""
     tables = {"full_attention": config.rotary, "sliding_attention": config.local_rotary or config.rotary}
     written = {kind: rotary.written(positions) for kind, positions in tables.items()}
-    return {"rope_parameters": written, "layer_types": gemma_names.types(config.layers, config.period)}
+    return {"rope_parameters": written, **gemma_names.written(config)}
 
 
 HUGGING_FACE = replace(

@@ -7,11 +7,17 @@ from typing import Any
 
 from meshdsl.models import llama
 
-__all__ = ["KEYS", "tensors", "types"]
+__all__ = ["KEYS", "tensors", "types", "written"]
 
 KEYS = {key: name for key, name in llama.HUGGING_FACE.keys.items() if key != "tie_word_embeddings"} | {
     "sliding_window": "window", "query_pre_attn_scalar": "scalar",
 }  # fmt: skip
+
+
+def written(config: Any) -> dict[str, Any]:
+    """Keys of config.json that transformers checks: the kinds of layers, and a scale that is an integer there."""
+    scale = int(config.scalar) if config.scalar == int(config.scalar) else config.scalar
+    return {"layer_types": types(config.layers, config.period), "query_pre_attn_scalar": scale}
 
 
 def types(layers: int, period: int) -> list[str]:

@@ -273,31 +273,18 @@ minimum = _binary(
     shown=True,
     bounded=Bounded.BY_OPERANDS,
 )
+_FLOATS: dict[str, Any] = {"kinds": "f", "inexact": True, "shown": True, "transcendental": True}
 atan2 = _binary(
-    "atan2",
-    lambda xp: xp.atan2,
-    lambda ct, x, y: (ct * (y / (square(x) + square(y))), -ct * (x / (square(x) + square(y)))),
-    kinds="f",
-    inexact=True,
-    shown=True,
-    transcendental=True,
+    "atan2", lambda xp: xp.atan2, lambda ct, x, y: tuple(ct / (x * x + y * y) * z for z in (y, -x)), **_FLOATS
 )
 hypot = _binary(
-    "hypot",
-    lambda xp: xp.hypot,
-    lambda ct, x, y, out: tuple(ct * where(equal(out, 0), 0, z / where(equal(out, 0), 1, out)) for z in (x, y)),
-    kinds="f",
-    inexact=True,
-    shown=True,
+    "hypot", lambda xp: xp.hypot, lambda ct, x, y, out: tuple(ct * _share(z, out) for z in (x, y)), **_FLOATS
 )
 logaddexp = _binary(
     "logaddexp",
     lambda xp: xp.logaddexp,
     lambda ct, x, y: tuple(ct * where(equal(x, y), 0.5, sigmoid(z)) for z in (x - y, y - x)),
-    kinds="f",
-    inexact=True,
-    shown=True,
-    transcendental=True,
+    **_FLOATS,
 )
 _power = _binary(
     "power",
@@ -330,6 +317,11 @@ def absolute_square(x: Tensor) -> Tensor:
         return square(x)
     part = np.finfo(x.dtype).dtype
     return square(bind1(CAST, x, dtype=part)) + square(bind1(CAST, x * -1j, dtype=part))  # a cast takes the real part
+
+
+def _share(x: Tensor, out: Tensor) -> Tensor:
+    """x / out, and 0 where both are 0."""
+    return where(equal(out, 0), 0, x / where(equal(out, 0), 1, out))
 
 
 def _wins(x: Tensor, y: Tensor) -> Tensor:

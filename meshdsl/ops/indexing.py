@@ -123,22 +123,33 @@ def flat_index(c: Local, i: Any, block: Block, paired: Sequence[Dim], rows: int)
     return i
 
 
-def _take_kernel(c: Local, x: Any, i: Any, *, over: Dim) -> Any:
-    i, inside = rows_of(c, c.ins[0], over, i)
-    paired = [d for d in c.ins[0].dims if d != over and d in c.ins[1].dims]
-    axes = [c.ins[0].position(d) for d in (*paired, over)]
+def rows_of_points(c: Local, block: Block, over: Shape, indices: Sequence[Any]) -> tuple[Any, Any]:
+    """Each point as one index into the block's rows of the dims `over`, and whether the block has it."""
+    flat, inside = rows_of(c, block, over[0], indices[0])
+    for dim, i in zip(over[1:], indices[1:], strict=True):
+        at, here = rows_of(c, block, dim, i)
+        flat, inside = flat * block.size(dim) + at, inside & here
+    return flat, inside
+
+
+def take_kernel(c: Local, x: Any, *indices: Any, over: Shape) -> Any:
+    """The elements at points; `over` are the dims of the table that the indices are of."""
+    flat, inside = rows_of_points(c, c.ins[0], over, indices)
+    paired = [d for d in c.ins[0].dims if d not in over and d in c.ins[1].dims]
+    axes = [c.ins[0].position(d) for d in (*paired, *over)]
     x = c.xp.moveaxis(x, axes, range(len(axes)))
     x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
     if not x.shape[0]:
-        return c.xp.zeros((*i.shape, *x.shape[1:]), x.dtype)
-    values = c.xp.rows(x, flat_index(c, i, c.ins[1], paired, c.ins[0].size(over)))
+        return c.xp.zeros((*flat.shape, *x.shape[1:]), x.dtype)
+    rows = math.prod(c.ins[0].size(d) for d in over)
+    values = c.xp.rows(x, flat_index(c, flat, c.ins[1], paired, rows))
     return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, np.zeros((), x.dtype))
 
 
 TAKE = Op(
     "take",
     type=_take_type,
-    kernel=_take_kernel,
+    kernel=lambda c, x, i, *, over: take_kernel(c, x, i, over=(over,)),
     vjp=lambda ct, x, i, over, to_dtypes: (
         transpose(_scatter_add(i, cast(ct, to_dtypes[0]), over, x.dims), x.dims),
         None,
@@ -218,22 +229,29 @@ def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:
     return Labels((named(i.dims), named(updates.dims)), (out_labels,))
 
 
-def _scatter_kernel(c: Local, i: Any, updates: Any, *, over: Dim, paired: Shape) -> Any:
-    index, inside = rows_of(c, c.outs[0], over, i)
-    order = [c.ins[1].position(d) for d in c.ins[0].dims]
-    order += [k for k in range(len(c.ins[1].dims)) if k not in order]
+def scatter_operands(c: Local, *ins: Any, over: Shape, paired: Shape) -> tuple[int, Any, Any]:
+    """The rows of a device's table, the row of each update in it, or beyond, and the updates; ins: indices, updates."""
+    *indices, updates = ins
+    out, block, of = c.outs[0], c.ins[-2], c.ins[-1]
+    index, inside = rows_of_points(c, out, over, indices)
+    order = [of.position(d) for d in block.dims]
+    order += [k for k in range(len(of.dims)) if k not in order]
     updates = c.xp.transpose(updates, order)
     updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
-    rows = c.outs[0].size(over)
-    total = rows * math.prod(c.outs[0].size(d) for d in paired)
-    index = c.xp.where(inside, flat_index(c, index, c.ins[0], paired, rows), total)
-    return c.xp.scatter_add(total, index.reshape(-1), updates).reshape(c.outs[0].sizes)
+    rows = math.prod(out.size(d) for d in over)
+    total = rows * math.prod(out.size(d) for d in paired)
+    index = c.xp.where(inside, flat_index(c, index, block, paired, rows), total)
+    return total, index.reshape(-1), updates
+
+
+def scatter_add_kernel(c: Local, *ins: Any, over: Shape, paired: Shape) -> Any:
+    return c.xp.scatter_add(*scatter_operands(c, *ins, over=over, paired=paired)).reshape(c.outs[0].sizes)
 
 
 SCATTER_ADD = Op(
     "scatter_add",
     type=_scatter_type,
-    kernel=_scatter_kernel,
+    kernel=lambda c, i, updates, *, over, paired: scatter_add_kernel(c, i, updates, over=(over,), paired=paired),
     vjp=lambda ct, i, updates, over: (None, transpose(gather(ct, i, over), updates.dims)),
     vmap=lambda i, updates, *, new, over, paired: _scatter_vmap(i, updates, new, over, paired),
     flops=lambda ins, outs, **_: float(math.prod(ins[1])),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..dims import Dim, DimLike, find, fresh_dim, of_size, show, size_of
+from ..dims import Dim, DimLike, find, fresh_dim, show, size_of
 from ..errors import ShapeError, whole
 from ..trace import Tensor, as_tensor, tensor
 from .contraction import dot
@@ -143,25 +143,23 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Tensor:
     left, right = (_terms(side, pattern) for side in sides)
     if sorted(name for name, _ in left) != sorted(d.name for d in x.dims):
         raise ShapeError(f"the left side of {pattern!r} names every dim of {show(x.dims)} once")
-    split = {name: _parts(find(name, x.dims), parts, sizes) for name, parts in left}
-    known = {d.name: d for dims in split.values() for d in dims}
+    table = {name: _parts(find(name, x.dims), parts, sizes) for name, parts in left}
+    known = {d.name: d for dims in table.values() for d in dims}
     wanted = [part for _, parts in right for part in parts]
     if sorted(wanted) != sorted(known) or not set(sizes) <= set(known):
         raise ShapeError(f"the right side of {pattern!r} names each of {', '.join(known)} once, and sizes name some")
-    x = transpose(reshape(x, [part for d in x.dims for part in split[d.name]]), wanted)
-    merged = [(name, [known[part] for part in parts]) for name, parts in right]
-    return reshape(x, [of_size(name, size_of(dims), "") for name, dims in merged])
+    x = transpose(reshape(x, [part for d in x.dims for part in table[d.name]]), wanted)
+    return reshape(x, [Dim(name, size_of(known[part] for part in parts)) for name, parts in right])
 
 
 def _terms(side: str, pattern: str) -> list[tuple[str, list[str]]]:
-    """The terms of one side: a name, and the names in its parentheses; without these, itself."""
+    """The terms of one side: a name, and the names in its parentheses, or itself."""
     if re.sub(r"\w+=\([\w ]+\)|\w+|\s", "", side):
         raise ShapeError(
             f"md.rearrange reads names and name=(names), got {side.strip()!r} in {pattern!r}\n"
             "  name a group, for example model=(heads io)"
         )
-    terms = re.findall(r"(\w+)(?:=\(([\w ]+)\))?", side)
-    return [(name, group.split() or [name]) for name, group in terms]
+    return [(name, group.split() or [name]) for name, group in re.findall(r"(\w+)(?:=\(([\w ]+)\))?", side)]
 
 
 def _parts(dim: Dim, names: list[str], sizes: dict[str, int]) -> tuple[Dim, ...]:

@@ -10,27 +10,26 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from ..backend import Block, Local
+from ..backend import Local
 from ..dims import Dim, DimsLike, Shape, pick
 from ..errors import ShapeError
 from ..ir import Fuses, Labels, Linear, Op, Reduce, Type, named
 from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_ordered, kind
 from .elementwise import equal, where
-from .indexing import check_updates, checked_indices, flat_index, gather, index_label, iota, put_add, rows_of
+from .indexing import (
+    check_updates,
+    checked_indices,
+    gather,
+    index_label,
+    iota,
+    put_add,
+    scatter_add_kernel,
+    scatter_operands,
+    take_kernel,
+)
 from .reductions import broadcast, spread
 from .reshape import transpose
-
-
-def _flat(c: Local, block: Block, over: Shape, indices: Sequence[Any]) -> tuple[Any, Any]:
-    """Each point as one index into the block's rows of the dims `over`, and whether the block has it."""
-    flat, inside = 0, True
-    for dim, i in zip(over, indices, strict=True):
-        at, here = rows_of(c, block, dim, i)
-        flat, inside = flat * block.size(dim) + at, inside & here
-    return flat, inside
 
 
 def _table_labels(dims: Shape, over: Shape, i: Type) -> dict[str, str | None]:
@@ -42,23 +41,10 @@ def _points_type(x: Type, *indices: Type, over: Shape) -> Type:
     return Type((*i, *(d for d in x.dims if d not in over and d not in i)), x.dtype)
 
 
-def _points_kernel(c: Local, x: Any, *indices: Any, over: Shape) -> Any:
-    flat, inside = _flat(c, c.ins[0], over, indices)
-    paired = [d for d in c.ins[0].dims if d not in over and d in c.ins[1].dims]
-    axes = [c.ins[0].position(d) for d in (*paired, *over)]
-    x = c.xp.moveaxis(x, axes, range(len(axes)))
-    x = x.reshape(math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :])
-    if not x.shape[0]:
-        return c.xp.zeros((*flat.shape, *x.shape[1:]), x.dtype)
-    rows = math.prod(c.ins[0].size(d) for d in over)
-    values = c.xp.rows(x, flat_index(c, flat, c.ins[1], paired, rows))
-    return c.xp.where(inside.reshape(inside.shape + (1,) * (x.ndim - 1)), values, np.zeros((), x.dtype))
-
-
 TAKE_POINTS = Op(
     "take_points",
     type=_points_type,
-    kernel=_points_kernel,
+    kernel=take_kernel,
     vjp=lambda ct, x, *indices, over, to_dtypes: (
         transpose(_added(indices, cast(ct, to_dtypes[0]), over, x.dims), x.dims),
         *(None for _ in indices),
@@ -93,19 +79,12 @@ def _scatter(name: str, function: str, vjp: Any, *, table: bool, mask: Any, redu
         return Type((*paired, *over, *(d for d in updates.dims if d not in i.dims)), updates.dtype)
 
     def run(c: Local, *ins: Any, over: Shape, paired: Shape) -> Any:
-        out, updates, block = c.outs[0], ins[-1], c.ins[-2]
-        index, inside = _flat(c, out, over, ins[table:-1])
-        order = [c.ins[-1].position(d) for d in block.dims]
-        order += [k for k in range(len(c.ins[-1].dims)) if k not in order]
-        updates = c.xp.transpose(updates, order)
-        updates = updates.reshape((index.size, *updates.shape[index.ndim :]))
-        rows = math.prod(out.size(d) for d in over)
-        total = rows * math.prod(out.size(d) for d in paired)
-        index = c.xp.where(inside, flat_index(c, index, block, paired, rows), total).reshape(-1)
         if not table:
-            return c.xp.scatter_add(total, index, updates).reshape(out.sizes)
-        rest = out.sizes[len(paired) + len(over) :]
-        return c.xp.scatter(function, ins[0].reshape((total, *rest)), index, updates).reshape(out.sizes)
+            return scatter_add_kernel(c, *ins, over=over, paired=paired)
+        total, index, updates = scatter_operands(c, *ins[1:], over=over, paired=paired)
+        out = c.outs[0].sizes
+        rest = out[len(paired) + len(over) :]
+        return c.xp.scatter(function, ins[0].reshape((total, *rest)), index, updates).reshape(out)
 
     def rule(*ins: Type, over: Shape, paired: Shape) -> Labels:
         i = ins[-2]

@@ -34,7 +34,7 @@ def pieces_of(row: Mapping[str, Any], template: Callable[..., str] | None = None
 
     >>> pieces_of({"prompt": "2+2=", "completion": "4"})
     [('2+2=', False), ('4', True)]
-    >>> pieces_of({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})[1]
+    >>> pieces_of({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})[-1]
     ('Hello<|im_end|>\\n', True)
 
     `template` renders messages; without one, they are written as ChatML. Raises `MeshdslError` for other rows.

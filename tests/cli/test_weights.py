@@ -39,6 +39,7 @@ def test_generate_errors(imported: Path):
         (["--prompt-ids", "1,x"], "--prompt-ids: [1] must be an integer from 0 to 1e+09, got 'x'"),
         (["--prompt-ids", "1", "--seed", "1"], "--seed has no effect without --temperature"),
         (["--prompt-ids", "1", "--temperature", "0"], "must be a number above 0 and at most 1e+06, got '0'"),
+        (["--prompt-ids", "1", "--tokens", "999999"], "take 1000000 positions, and the model has"),
         (["--prompt-ids", "1", "--params", "nowhere"], "there is no directory 'nowhere'"),
     ]:
         run = here(*common, *arguments)
@@ -49,9 +50,20 @@ def test_export_writes_the_imported_bytes(imported: Path, tmp_path: Path):
     run = here("export", str(imported), f"hf:{tmp_path / 'out'}", "--model", MODEL)
     assert (run.code, run.out) == (0, f"step 0 written to hf:{tmp_path / 'out'}\n"), run
     assert bits(tmp_path / "out") == bits(REFERENCES / "llama3")
+    kept, own = (json.loads((at / "config.json").read_text()) for at in (REFERENCES / "llama3", tmp_path / "out"))
+    assert {**own, "dtype": kept["dtype"]} == kept  # only what changed is changed: here, the dtype that is written
     assert here("export", str(imported), f"hf:{tmp_path / 'out'}").code == 2
     again = here("export", str(imported), f"hf:{tmp_path / 'out'}", "--model", MODEL)
     assert again.code == 1 and "it has files already; give a new directory" in again.err, again
+
+
+def test_imported_weights_are_not_trained_on_bytes(imported: Path, tmp_path: Path):
+    run = here("train", MODEL, "--config", str(imported / "config.toml"), "--print-config")
+    assert run.code == 0, run  # the reference has no tokenizer
+    (imported / "base" / "tokenizer.json").write_text("{}")
+    run = here("train", MODEL, "--config", str(imported / "config.toml"), "--print-config")
+    (imported / "base" / "tokenizer.json").unlink()
+    assert run.code == 2 and "give text with --data" in run.err, run
 
 
 def test_import_errors(tmp_path: Path):

@@ -21,9 +21,7 @@ def check(options: argparse.Namespace, mesh: Any) -> None:
         raise UsageError("--coordinator, --processes and --process must be given together")
     if options.processes is not None and not 0 <= options.process < options.processes:
         raise UsageError(f"--process must be from 0 to {options.processes - 1}, got {options.process}")
-    alone = os.environ.get("JAX_PLATFORMS") == "cpu" and "device_count" not in os.environ.get("XLA_FLAGS", "")
-    if alone and options.devices is None and (options.processes or mesh.size) < mesh.size:
-        raise UsageError(f"several processes on CPUs need --devices, in total over all: --devices {mesh.size}")
+    _check_given(options, mesh)
     count = options.devices
     if options.processes is not None and count is not None and (count % options.processes or count < mesh.size):
         raise UsageError(
@@ -32,6 +30,13 @@ def check(options: argparse.Namespace, mesh: Any) -> None:
         )
     if count is not None and count < mesh.size:
         raise UsageError(f"the mesh '{mesh}' needs {mesh.size} devices, and --devices gives {count}")
+
+
+def _check_given(options: argparse.Namespace, mesh: Any) -> None:
+    """Raises `UsageError` for processes on CPUs that have too few devices without --devices."""
+    alone = os.environ.get("JAX_PLATFORMS") == "cpu" and "device_count" not in os.environ.get("XLA_FLAGS", "")
+    if alone and options.devices is None and (options.processes or mesh.size) < mesh.size:
+        raise UsageError(f"several processes on CPUs need --devices, in total over all: --devices {mesh.size}")
 
 
 def start(options: argparse.Namespace, mesh: Any) -> None:
