@@ -127,7 +127,7 @@ def test_places_that_are_printed_are_patterns():
     m = md.from_jax(f, X, names={"x": "batch ."})
     (place,) = (line.split("  ")[2] for line in str(m).splitlines() if line.startswith("  x_1_1"))
     assert place == "x, axis 1"
-    line = next(c for c in f.__code__.co_lines())[2] + 1
+    line = f.__code__.co_firstlineno + 1
     named = md.from_jax(f, X, names={"x": "batch .", f"test_names.py:{line} axis 2": "inner"})
     assert named.dims == {"batch": 4, "x_1_0": 2, "inner": 3}
     with pytest.raises(md.ShapeError, match="no input has such a path"):
