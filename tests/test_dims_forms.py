@@ -20,6 +20,7 @@ X = md.spec("a:4 b:6")
 IMAGE = md.spec("n:2 h:4 w:4 c:6")
 SEQ = md.spec("n:2 length:4 model:8")
 IDS = md.spec("a:4", "int32")
+MATRIX = md.spec("a:4 b:4")
 Q, K = md.spec("n:2 length:4 g:3 head:8"), md.spec("n:2 memory:5 g:3 head:8")
 KEY = md.random.key(0)
 A, B = md.dims("a:4 b:6")
@@ -74,15 +75,42 @@ Row = tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]
 # parameter, kind, the dims as text with sizes, the call, and the types of its other arguments
 ROWS: list[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]] = [
     *((f"{name}.over", MANY, "a:4 b:6", lambda d, x, f=name: getattr(md, f)(x, d), (X,))
-      for name in ("sum", "mean", "max", "min", "prod", "logsumexp", "var", "norm", "softmax", "log_softmax")),
+      for name in ("sum", "mean", "max", "min", "prod", "logsumexp", "var", "norm", "softmax", "log_softmax", "std",
+                   "median", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar")),
+    ("quantile.over", MANY, "a:4 b:6", lambda d, x: md.quantile(x, 0.3, d), (X,)),
+    ("bincount.over", MANY, "a:4", lambda d, i: md.bincount(i, "n:3", over=d), (IDS,)),
+    ("bincount.into", NEW, "n:3", lambda d, i: md.bincount(i, d), (IDS,)),
+    ("histogram.over", MANY, "a:4", lambda d, x: md.histogram(x, "n:3", 0, 1, d), (X,)),
+    ("histogram.bins", NEW, "n:3", lambda d, x: md.histogram(x, d, 0, 1), (X,)),
+    *((f"{name}.into", NEW, "n:3", lambda d, x, i, f=name: getattr(md, f)(x, i, d), (X, IDS))
+      for name in ("segment_sum", "segment_max", "segment_min")),
+    *((f"{name}.over", ONE, "b:6", lambda d, x, i, f=name: getattr(md, f)(x, i, 1.0, d), (X, IDS))
+      for name in ("scatter_set", "scatter_max", "scatter_min", "scatter_mul")),
+    ("searchsorted.over", ONE, "b:6", lambda d, x, v: md.searchsorted(x, v, d), (X, md.spec("n:2"))),
+    *((f"{name}.dim", ONE, "a:4", lambda d, x, f=name: getattr(md, f)(x, d, 2), (X,))
+      for name in ("repeat", "tile", "resize")),
+    *((f"fft.{name}.over", MANY, "a:4 b:6", lambda d, x, f=name: getattr(md.fft, f)(x, d), (X,))
+      for name in ("fft", "ifft")),
+    *((f"fft.{name}.over", ONE, "b:6", lambda d, x, f=name: getattr(md.fft, f)(x, d), (X,))
+      for name in ("rfft", "irfft", "fftshift", "ifftshift")),
+    *((f"fft.{name}.dim", NEW, "a:4", lambda d, f=name: getattr(md.fft, f)(d), ()) for name in ("fftfreq", "rfftfreq")),
+    *((f"linalg.{name}.{p}", ONE, text, lambda d, x, f=name, p=p, more=more: getattr(md.linalg, f)(
+        x, *more[:-1], **{"rows": "a", "columns": "b", p: d}, **more[-1]), (MATRIX,))
+      for name, *more in (("cholesky", {}), ("det", {}), ("diagonal", {}), ("inv", {}), ("pinv", {}), ("slogdet", {}),
+                          ("trace", {}), ("eigh", {"rank": "r"}), ("qr", {"rank": "r"}), ("svd", {"rank": "r"}),
+                          ("matrix_power", {"n": 2}), ("solve", md.ones("a:4"), {}),
+                          ("solve_triangular", md.ones("a:4"), {}))
+      for p, text in (("rows", "a:4"), ("columns", "b:4"))),
+    *((f"linalg.eye.{p}", NEW, text, lambda d, p=p: md.linalg.eye(**{"rows": "a:4", "columns": "b:6", p: d}), ())
+      for p, text in (("rows", "a:4"), ("columns", "b:6"))),
     *((f"Tensor.{name}.over", MANY, "a:4 b:6", lambda d, x, f=name: getattr(x, f)(d), (X,))
-      for name in ("sum", "mean", "max", "min", "prod", "var")),
+      for name in ("sum", "mean", "max", "min", "prod", "std", "var")),
     *((f"{name}.over", MANY, "a:4 b:6", lambda d, x, f=name: getattr(md, f)(x > 0, d), (X,))
       for name in ("all", "any")),
     *((f"Tensor.{name}.over", MANY, "a:4 b:6", lambda d, x, f=name: getattr(x > 0, f)(d), (X,))
       for name in ("all", "any")),
     *((f"{name}.over", ONE, "b:6", lambda d, x, f=name: getattr(md, f)(x, d), (X,))
-      for name in ("argmax", "argmin", "argsort", "sort", "cumsum", "cumprod")),
+      for name in ("argmax", "argmin", "argsort", "sort", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")),
     ("accumulate.over", ONE, "a:4", lambda d, x: md.accumulate(lambda y: md.sum(y, "a"), x, 2, d), (X,)),
     ("arange.dim", NEW, "n:4", lambda d: md.arange(d), ()),
     ("associative_scan.over", ONE, "a:4", lambda d, x: md.associative_scan(lambda p, q: p + q, x, over=d), (X,)),
@@ -141,7 +169,15 @@ ROWS: list[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]]] = [
     ("ragged.dim", ONE, "b:6", lambda d, x: md.ragged(x, md.full("a:4", 2, "int32"), d), (X,)),
     ("random.bernoulli.dims", NEWS, "a:4 b:6", lambda d: md.random.bernoulli(KEY, 0.5, d), ()),
     *((f"random.{name}.dims", NEWS, "a:4 b:6", lambda d, f=name: getattr(md.random, f)(KEY, d), ())
-      for name in ("bits", "gumbel", "normal", "uniform")),
+      for name in ("bits", "gumbel", "normal", "uniform", "exponential", "laplace", "rademacher")),
+    *((f"random.{name}.dims", NEWS, "a:4 b:6", lambda d, f=name, p=p: getattr(md.random, f)(KEY, *p, d), ())
+      for name, *p in (("gamma", 2.0), ("beta", 2.0, 3.0), ("poisson", 3.0), ("t", 5.0))),
+    ("random.dirichlet.dims", NEWS, "n:3", lambda d, x: md.random.dirichlet(KEY, md.exp(md.sum(x, "a")), "b", d), (X,)),
+    ("random.dirichlet.over", ONE, "b:6", lambda d, x: md.random.dirichlet(KEY, x, d), (X,)),
+    ("random.categorical.dims", NEWS, "n:3", lambda d, x: md.random.categorical(KEY, x, "b", d), (X,)),
+    ("random.categorical.over", ONE, "b:6", lambda d, x: md.random.categorical(KEY, x, d), (X,)),
+    ("random.choice.dim", NEW, "n:3", lambda d, x: md.random.choice(KEY, x, "b", d), (X,)),
+    ("random.choice.over", ONE, "b:6", lambda d, x: md.random.choice(KEY, x, d, "n:3"), (X,)),
     ("random.truncated_normal.dims", NEWS, "a:4 b:6", lambda d: md.random.truncated_normal(KEY, -1.0, 1.0, d), ()),
     ("random.randint.dims", NEWS, "a:4 b:6", lambda d: md.random.randint(KEY, d, 0, 5), ()),
     ("random.permutation.x", NEW, "n:4", lambda d: md.random.permutation(KEY, d), ()),

@@ -16,7 +16,7 @@ from ..dims import Dim, DimLike, find, names
 from ..errors import ShapeError
 from ..ops.creation import ones
 from ..ops.elementwise import where
-from ..ops.indexing import iota
+from ..ops.indexing import iota, new_dim
 from ..ops.reductions import broadcast, sum
 from ..ops.reshape import transpose
 from ..trace import Tensor, as_tensor
@@ -230,7 +230,7 @@ def eye(rows: DimLike, columns: DimLike, dtype: Any = "float32") -> Tensor:
 
     `dtype` is that of the result. Raises `ShapeError` for a dim without a size.
     """
-    x = ones([rows, columns], dtype)
+    x = ones([new_dim(rows), new_dim(columns)], dtype)
     return where(broadcast(iota(x.dims[0]), x.dims) == iota(x.dims[1]), x, 0)
 
 

@@ -154,6 +154,18 @@ def test_search_prints_the_best_layouts():
     assert record(here("search", BIGRAM, *options, "--json"))["best"]["layout"] == "batch:all"
 
 
+def test_search_of_an_imported_loss_prints_plain_fsdp_and_names(tmp_path: Path):
+    file = tmp_path / "my_model.py"
+    file.write_text(
+        "import jax.numpy as jnp, meshdsl as md\n"
+        "def f(params, x):\n    return jnp.mean(jnp.tanh(x @ params['up']) ** 2)\n"
+        "loss = md.from_jax(f, {'up': jnp.ones((64, 128))}, jnp.ones((64, 64)))\n"
+    )
+    run = here("search", f"{file}:loss", "--devices", "2", "--knobs", "none")
+    assert "plain FSDP, x_0:x; params:x: " in run.out
+    assert run.out.endswith("names={\n    'x': 'batch model',\n    '*/up': 'model hidden',\n  }\n")
+
+
 def test_search_reports_when_nothing_fits():
     run = here("search", BIGRAM, "--mesh", "all:4", "--dims", "batch vocab", "--memory", "1kB")
     assert (run.code, run.out) == (3, "")

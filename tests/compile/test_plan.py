@@ -167,7 +167,7 @@ PLAIN = dataclasses.replace(mlp.mlp, loss=plain_loss)
         (resnet.digits, {"microbatches": 2}, "not declared to be a mean"),
         (PLAIN, {"microbatches": 2}, "'loss' is a plain scalar, not declared to be a mean"),
         (transformer.lm.replace(dropout=0.1), {"microbatches": 2}, "not declared to be a mean"),
-        (mlp.mlp.replace(batch=9), {"microbatches": 2}, "2 equal parts"),
+        (mlp.mlp.replace(batch=9), {"microbatches": 2}, "2 micro-batches"),
     ],
 )
 def test_workload_says_why_it_does_not_take_a_knob(workload: md.Workload, knob: dict[str, Any], says: str):
