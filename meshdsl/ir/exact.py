@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..dims import Dim
+from ..dims import Dim, Dims
 
 PLAIN = (int, str, Dim, type(None))  # equal to themselves alone, because other types have keys of another form
 
@@ -29,6 +29,8 @@ def exact(value: Any) -> Hashable:
     kind = cast(Any, type(value))
     if kind in PLAIN:
         return value
+    if kind is Dims:  # a tensor's dims are the tuple of the same
+        return tuple, *value
     if kind in (tuple, list) or hasattr(kind, "_fields"):
         return kind, *map(exact, value)
     if {np.ndarray, np.generic}.intersection(kind.__mro__) and not value.dtype.hasobject:

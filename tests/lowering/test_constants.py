@@ -36,6 +36,11 @@ def test_keys_of_constants_differ_in_type_and_bits(wrap: Any) -> None:
     assert [exact(wrap(x)) for x in TWINS] == [exact(wrap(x)) for x in TWINS]
 
 
+def test_dims_of_a_tensor_have_the_key_of_their_tuple() -> None:
+    dims = md.spec("a:2 b:3").dims
+    assert exact(dims) == exact(tuple(dims)) and hash(exact((dims,))) == hash(exact((tuple(dims),)))
+
+
 def test_static_arguments_share_a_program_if_their_bits_are_equal() -> None:
     traced: list[Any] = []
 
