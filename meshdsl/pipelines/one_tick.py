@@ -49,7 +49,7 @@ Sums = dict[Key, Tensor]
 
 
 @dataclass(frozen=True)
-class Dims:
+class PipeDims:
     """The new dims of a pipeline."""
 
     stages: StageDims
@@ -62,7 +62,7 @@ class Pipe:
     """A pipeline and the operands of its loop over micro-batches; the methods compute one tick of all stages."""
 
     flow: Flow
-    dims: Dims
+    dims: PipeDims
     ins: Sequence[Tensor]
     fixed: Mapping[Var, Tensor]  # what the loops over layers read that no micro-batch changes
     fixed_layers: Mapping[Var, Tensor]  # of that, the stacks, as see `layers_of_stages`: weights of the layers

@@ -12,7 +12,7 @@ from ..passes.hoist import hoist_casts
 from ..passes.simplify import simplify
 from ..trace import location, trace
 from .find import Loop, find
-from .one_tick import Dims
+from .one_tick import PipeDims
 from .schedule import Schedule
 from .stages import StageDims
 from .ticks import run_ticks
@@ -57,8 +57,8 @@ def pipelined(
     return graph, Layout(rules, overrides=layout.overrides), tuple(schedules)
 
 
-def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
-    """Dims whose names nothing has yet; they are added to `names`."""
+def _dims(loop: Loop, names: set[str], layout: Layout) -> PipeDims:
+    """PipeDims whose names nothing has yet; they are added to `names`."""
 
     def fresh(name: str, size: int) -> Dim:
         dim = fresh_dim(Dim(name, size), names)
@@ -74,7 +74,7 @@ def _dims(loop: Loop, names: set[str], layout: Layout) -> Dims:
     stages = StageDims(loop.dim, fresh("stage", schedule.stages), inner, own, beside)
     ticks = zip(("fill", "steady", "drain"), (schedule.warm, schedule.both, schedule.warm), strict=True)
     a, b, c = (fresh(name, size) for name, size in ticks)
-    return Dims(stages, fresh("slot", schedule.slots), (a, b, c))
+    return PipeDims(stages, fresh("slot", schedule.slots), (a, b, c))
 
 
 def _with(graph: Graph, replaced: dict[Eqn, Graph]) -> Graph:

@@ -12,11 +12,11 @@ from ..ops.indexing import iota
 from ..trace import Tensor, as_tensor, evaluate
 from .find import Level, Loop, loop_of, values
 from .flow import Flow, operands_of
-from .one_tick import Dims, Pipe, Sums, total_of
+from .one_tick import Pipe, PipeDims, Sums, total_of
 from .stages import layers_of_stages, run_stages
 
 
-def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
+def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: PipeDims) -> list[Tensor]:
     """The results of the loop over micro-batches, from its operands."""
     pipe, schedule = _pipe(loop, dims, ins), loop.schedule
     starts = (0, schedule.warm, schedule.both + schedule.warm)
@@ -69,7 +69,7 @@ def run_ticks(loop: Loop, ins: Sequence[Tensor], dims: Dims) -> list[Tensor]:
     return pipe.results(sums)
 
 
-def _pipe(loop: Loop, dims: Dims, ins: Sequence[Tensor]) -> Pipe:
+def _pipe(loop: Loop, dims: PipeDims, ins: Sequence[Tensor]) -> Pipe:
     body, scans = loop.body, (loop.forward, loop.backward)
     wanted = [v for v in dict.fromkeys(v for eqn in scans for v in eqn.ins) if loop.levels[v] is Level.FIXED]
     consts = loop_of(loop.eqn).consts
