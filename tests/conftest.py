@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import difflib
 import gc
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -32,20 +30,22 @@ QUICK_COMPILES = {
         + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "")
     ),
 }
-# Programs that take long to compile, such as training steps, are compiled once for all tests of a run.
-SHARED_COMPILES = {
-    "JAX_COMPILATION_CACHE_DIR": tempfile.mkdtemp(prefix="meshdsl-tests-"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
-if os.environ.get("HYPOTHESIS_PROFILE") != "fuzz":
-    for name, value in (QUICK_COMPILES | SHARED_COMPILES).items():
+QUICK = os.environ.get("HYPOTHESIS_PROFILE") != "fuzz"
+if QUICK:
+    for name, value in QUICK_COMPILES.items():
         os.environ.setdefault(name, value)
-atexit.register(shutil.rmtree, SHARED_COMPILES["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 if find_spec("libtpu") is not None:  # the TPU compiler's estimates are those of optimized programs
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0"
 
 import jax
+
+# Programs that take long to compile, such as training steps, are compiled once. Each process has a folder of its own,
+# because JAX does not write an entry at once: another process could read a part of it.
+COMPILED = tempfile.TemporaryDirectory(prefix="meshdsl-tests-", ignore_cleanup_errors=True)
+if QUICK:
+    jax.config.update("jax_compilation_cache_dir", COMPILED.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
@@ -90,6 +90,10 @@ def sampled(names: Iterable[str], n: int) -> set[str]:
     for name in names:
         cases.setdefault(name.partition("[")[0], []).append(name)
     return {group[i * len(group) // n] for group in cases.values() for i in range(n)}
+
+
+def pytest_unconfigure() -> None:
+    COMPILED.cleanup()  # workers end without their finalizers
 
 
 def pytest_collection_finish() -> None:
