@@ -82,7 +82,7 @@ class _Scores:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What queries see: `rows`, their positions; options of `md.attention`; or the mask, if it is kept."""
+    """The mask of an attention: options of `md.attention`, or a tensor; `rows` are the positions of queries."""
 
     rows: Dim | None
     keep: bool = False
@@ -247,7 +247,7 @@ class _Search:
             return None  # the dims or dtypes have other roles
 
     def seen(self, masks: Sequence[Var], memory: Dim) -> _Seen | None:
-        """What queries see by masks that are known; None if that is not known.
+        """The keys that each query sees, from masks that are constants; None if a mask depends on data.
 
         A row that sees nothing is an average in a formula, and zeros in `md.attention`: such masks are left alone.
         """

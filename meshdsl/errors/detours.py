@@ -38,7 +38,7 @@ _INSTEAD = {
 
 
 def detour(name: str, known: Collection[str], modules: Collection[str]) -> str:
-    """What to write instead of `md.<name>`; modules are those of public names with functions of their own."""
+    """The public function to use instead of `md.<name>`; `modules` are the public modules that are searched."""
     if name.startswith("arc") and f"a{name[3:]}" in known:
         return f"its name is md.a{name[3:]}"
     if name in _INSTEAD:
@@ -56,7 +56,7 @@ def detour(name: str, known: Collection[str], modules: Collection[str]) -> str:
 
 
 def _of_jax(name: str) -> str:
-    """How to call a function of `jax.numpy` on tensors; "" if there is none of this name."""
+    """The line that applies the `jax.numpy` function of this name to tensors; "" if there is none."""
     import jax.numpy as jnp
     import numpy as np
 

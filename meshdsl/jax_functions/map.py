@@ -100,7 +100,7 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
 
 
 def _way_out(mixed: Problem) -> str:
-    """What to write instead of an operation that mixes elements."""
+    """The line of an error that says how to avoid an operation that mixes elements."""
     if mixed.primitive in _INSTEAD_OF:
         return f"use {_INSTEAD_OF[mixed.primitive]} outside the function"
     if not mixed.primitive or "size" in mixed.what:

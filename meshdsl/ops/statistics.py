@@ -159,7 +159,7 @@ def _into(i: Any, into: DimLike, values: Any, over: DimsLike | None, fill: Any, 
 
 
 def bincount(i: Any, into: DimLike, weights: Any = 1, over: DimsLike | None = None) -> Tensor:
-    """How often each index along `into` is in i (int32), or the sum of its `weights`, `over` dims of i (default: all).
+    """The count of each index along `into` in i (int32), or the sum of its `weights`, over dims of i (default: all).
 
     >>> import meshdsl as md
     >>> md.bincount(md.tensor([2, 0, 2], "n"), "class:3")
@@ -171,7 +171,7 @@ def bincount(i: Any, into: DimLike, weights: Any = 1, over: DimsLike | None = No
 
 
 def histogram(x: Any, bins: DimLike, low: float, high: float, over: DimsLike | None = None, weights: Any = 1) -> Tensor:
-    """How many elements are in each of the equal bins from `low` to `high` (int32), or the sum of their `weights`.
+    """The number of elements in each of the equal bins from `low` to `high` (int32), or the sum of their `weights`.
 
     >>> import meshdsl as md
     >>> md.histogram(md.tensor([0.1, 0.9, 1.0, 7.0], "n"), "bin:2", 0, 1)

@@ -1,4 +1,4 @@
-"""What goes from where to where in a pipeline, read from its loop: the same in every tick and on every stage.
+"""The values that the stages of a pipeline send each other, read from its loop; they are the same in every tick.
 
 The loop's body computes something before the loop over layers, something between its forward and its backward loop,
 and something after; these graphs are parts of it.
@@ -68,7 +68,7 @@ class Flow:
 
     @cached_property
     def between_graph(self) -> Graph:
-        """What the loops over layers need from each other, and terms, from the results of the forward loop."""
+        """The graph between the loops over layers: the operands of the backward loop, and terms of the sums."""
         carries = operands_of(self.loop.backward)[1]
         wanted = [carries[i] for i in self.loop.shipped] + [*self.crossing]
         wanted += [v for each in self.loop.terms for v in each.between]

@@ -99,7 +99,7 @@ def _of_results(graph: Graph, layout: Layout, results: Sequence[str]) -> Iterato
 
 
 def _of_elementwise(eqn: Eqn, found: Mapping[Var, Sharding]) -> Sharding | None:
-    """What is found for the one result of an equation whose operands' dims are dims of it and sharded alike."""
+    """The sharding wanted of an equation's one result, if its operands have the same dims and can be sharded alike."""
     target = found.get(eqn.outs[0]) if len(eqn.outs) == 1 and eqn.control is None else None
     if target is None:
         return None

@@ -171,7 +171,7 @@ class _Search(NamedTuple):
         return 0, self.itemsize * (math.prod(wanted.values()) - common), 0, 0
 
     def remaining(self, sharding: Sharding) -> Price:
-        """What the search adds to a price; with many axes, an estimate by the axes away from their places."""
+        """A lower bound of the price that is left; with many axes, an estimate from the axes that are not in place."""
         if len(self.mesh.axes) <= EXACT_AXES:
             return FREE
         if len(self.mesh.axes) <= HELD_AXES:

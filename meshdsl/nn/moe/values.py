@@ -1,4 +1,4 @@
-"""How a mixture-of-experts layer routes its tokens, and how they reach the experts: two values."""
+"""The options of a mixture-of-experts layer as two values: its router, and the exchange of its tokens."""
 
 from __future__ import annotations
 
