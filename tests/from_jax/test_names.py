@@ -151,3 +151,24 @@ def test_a_gradient_that_jax_made_is_said():
 
     assert "gradient that JAX made" in str(md.from_jax(jax.grad(f), X))
     assert "gradient" not in str(md.from_jax(f, X)) + str(md.from_jax(lambda x: jnp.sum(jax.nn.gelu(x)), X))
+
+
+def test_programs_print_the_scopes_of_the_function():
+    @jax.jit
+    def inner(x, w):
+        with jax.named_scope("up"):
+            return jnp.tanh(x @ w)
+
+    def f(w, x):
+        with jax.named_scope("block"):
+            x, _ = jax.lax.scan(lambda x, w: (jax.checkpoint(inner)(x, w), None), x, w)
+        return jnp.sum(x)
+
+    m = md.from_jax(f, jnp.ones((3, 6, 6)), X, names={"x": "batch io"})
+    program = md.compile(md.grad(m), "rows:4", "batch:rows").program(*m.specs)
+    scopes = {line.rpartition(" in ")[2] for line in str(program).splitlines() if " in block" in line}
+    assert {"block (backward)", "block/up (backward)"} <= scopes
+    assert "in block/up sum over 'batch' of einsum" in str(program.collectives[0])
+    imported = md.from_jax(jax.grad(f), jnp.ones((3, 6, 6)), X)
+    text = str(md.compile(imported, "").program(*imported.specs))
+    assert "in block/up" in text and "jvp" not in text and "in block" not in str(m)
