@@ -114,7 +114,7 @@ class Imported:
         settle(self._block, self._names, prefer)
         if self._names.problems:
             raise md.ShapeError("\n".join(self._names.problems))
-        self.layout = layout_of(hints, axes, self._block.ins[: self.first_count])
+        self.layout = layout_of(hints, axes, self._block.ins[: self._first_count])
         self._check()
 
     def _hints(self) -> tuple[list[Hint], set[str]]:
@@ -195,24 +195,14 @@ class Imported:
         return self._arguments.placed({v.places[0]: spec_of(v) for v in self._block.ins})
 
     @property
-    def labels(self) -> list[str]:
-        """The path of each tensor of the arguments, such as `params/w`."""
-        return [v.label for v in self._block.ins]
+    def is_loss(self) -> bool:
+        """True if the function returns one scalar, as a workload does."""
+        return [stored(v) for v in self._block.outs] == [()]
 
     @property
-    def examples(self) -> list[Any]:
-        """The arrays that were imported, as `split` gives them; None for a type."""
-        return [in_dims(v, self._arguments.arrays) for v in self._block.ins]
-
-    @property
-    def first_count(self) -> int:
+    def _first_count(self) -> int:
         """The number of tensors in the first argument."""
         return len(tree.tree_leaves(self.specs[:1]))
-
-    @property
-    def result_dims(self) -> list[tuple[md.Dim, ...]]:
-        """The dims of each result."""
-        return [stored(v) for v in self._block.outs]
 
     def names_to_paste(self) -> dict[str, str]:
         """`names` for the dims that nobody named, of data and large weights: a start to edit, by what the function does
@@ -227,16 +217,16 @@ class Imported:
         >>> m.names_to_paste()
         {'tokens': 'batch length', '*/embed': 'vocab model', '*/w': 'model hidden'}
         """
-        return names_to_paste(self._block, self._names, self.first_count)
+        return names_to_paste(self._block, self._names, self._first_count)
 
     def dims_to_shard(self) -> list[str]:
         """The dims that `meshdsl search` splits: those that the user named; without any, those of data and large
         weights."""
-        return dims_to_shard(self._block, self._names, self.first_count)
+        return dims_to_shard(self._block, self._names, self._first_count)
 
     def fsdp(self, axis: str) -> str:
         """The layout of plain FSDP over one mesh axis; empty if the data share no dim."""
-        batch = data_dim(self._block, self.first_count)
+        batch = data_dim(self._block, self._first_count)
         return f"{batch}:{axis}; params:{axis}" if batch else ""
 
     def workload(self, name: str = "") -> md.Workload:
@@ -245,7 +235,18 @@ class Imported:
         The first argument are the parameters, the others a batch, and the optimizer is `md.optim.adamw(1e-3)`. Raises
         `ShapeError` for a function that returns anything but a scalar.
         """
-        return workload_of(self, name or self._arguments.called)
+        name = name or self._arguments.called
+        if not self.is_loss:
+            shown = ", ".join(" ".join(d.name for d in stored(v)) or "a scalar" for v in self._block.outs)
+            raise md.ShapeError(
+                f"{name} returns {len(self._block.outs)} arrays ({shown}), and a workload is a loss: one scalar\n"
+                "  import the loss; md.compile and .cost() take any imported function"
+            )
+        labels, examples = (
+            [v.label for v in self._block.ins],
+            self.split(*self._arguments.filled(self._arguments.arrays)),
+        )
+        return workload_of(self, name, labels, examples, self._first_count)
 
     def split(self, *args: Any) -> list[Any]:
         """The arguments as arrays with one axis for each dim, in the order of `specs`; None for a type.
@@ -273,7 +274,7 @@ class Imported:
         or their types. Raises `ShapeError` if the trees differ.
         """
         tensors, structure = tree.tree_flatten(result, is_leaf=lambda x: isinstance(x, md.Tensor))
-        made = self.joined([t.array for t in tensors], [t.dims for t in tensors], structure)
+        made = self._in_axes([t.array for t in tensors], [t.dims for t in tensors], structure)
         if like is None:
             return made
         leaves, shapes = tree.tree_leaves(made), [np.shape(x) for x in tree.tree_leaves(like) if is_array(x)]
@@ -281,8 +282,8 @@ class Imported:
             raise md.ShapeError(f"there are {len(leaves)} arrays, and like= has {len(shapes)}")
         return tree.tree_unflatten(tree.tree_structure(made), list(map(jax.numpy.reshape, leaves, shapes)))
 
-    def joined(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
-        """A tree of arrays with these dims in the axes of JAX; see `arrays`."""
+    def _in_axes(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
+        """A tree of arrays with these dims in the axes of JAX."""
         forms = self._forms()
 
         def made(i: int, v: Value | None) -> Any:
