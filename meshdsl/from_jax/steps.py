@@ -61,7 +61,8 @@ class Value:
 @dataclass(eq=False)
 class BodyStep:
     """One equation. `groups`: of a reshape, the runs of axes that it merges and splits. `parts`: a split whose axis is
-    stored as a dim of parts and a dim of places. `primitive`: its name in JAX, or `relu` and the like for a call."""
+    stored as a dim of parts and a dim of places. `primitive`: its name in JAX, or `relu` and the like for a call.
+    `transposed`: `jax.grad` made it."""
 
     primitive: str
     ins: list[Value]
@@ -72,6 +73,7 @@ class BodyStep:
     bodies: list[OpenedJaxpr] = field(default_factory=list["OpenedJaxpr"])
     groups: list[tuple[list[Axis], list[Axis]]] = field(default_factory=list[tuple[list[Axis], list[Axis]]])
     parts: bool = False
+    transposed: bool = False
 
     def pairs(self) -> list[tuple[int, int, int | str]]:
         """(operand, axis, axis of the result, or what happens to the axis), by the table of primitives."""
@@ -138,7 +140,7 @@ class _Reader:
     """The steps of a jaxpr, and of the calls in it."""
 
     def __init__(self, derivatives: int | None) -> None:
-        self.derivatives, self.steps = derivatives, list[BodyStep]()
+        self.derivatives, self.steps, self.transposed = derivatives, list[BodyStep](), False
 
     def run(self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], caller: Any) -> list[Value]:
         env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
@@ -152,7 +154,12 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             where = jax_functions.line_of(eqn, caller)
+            before, self.transposed = (
+                self.transposed,
+                self.transposed or "transpose(" in str(eqn.source_info.name_stack),
+            )
             outs = self.results(eqn, [value(v) for v in eqn.invars], where)
+            self.transposed = before
             env.update(zip(eqn.outvars, outs, strict=True))
         return [value(v) for v in jaxpr.outvars]
 
@@ -185,6 +192,7 @@ class _Reader:
         return outs
 
     def add(self, step: BodyStep) -> None:
+        step.transposed = self.transposed
         self.steps.append(step)
         for out in step.outs:
             out.maker = step

@@ -171,9 +171,12 @@ def _convolved(step: BodyStep) -> None:
     elif is_depthwise(step):
         unite(x.axes[d.lhs_spec[1]], out.axes[d.out_spec[1]])
     unite(w.axes[d.rhs_spec[0]], out.axes[d.out_spec[1]])
-    for i, o in zip(d.lhs_spec[2:], d.out_spec[2:], strict=True):
+    for i, k, o in zip(d.lhs_spec[2:], d.rhs_spec[2:], d.out_spec[2:], strict=True):
         x.axes[i].root.rigid = out.axes[o].root.rigid = True
-        unite(x.axes[i], out.axes[o]) if x.shape[i] == out.shape[o] else link(x.axes[i], out.axes[o])
+        if x.shape[i] == out.shape[o]:
+            unite(x.axes[i], out.axes[o])
+        elif not (step.transposed and w.shape[k] > out.shape[o]):  # the gradient of a kernel has the kernel's window
+            link(x.axes[i], out.axes[o])
 
 
 def is_depthwise(step: BodyStep) -> bool:
