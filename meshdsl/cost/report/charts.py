@@ -208,13 +208,17 @@ def lanes(report: Report, longest: float) -> str:
     by_lane: dict[str, list[Event]] = {COMPUTE: []}
     for event in events:
         by_lane.setdefault(event.lane, []).append(event)
-    labels = {lane: (cut(lane, 30), _contents(held)) for lane, held in by_lane.items()}
+    computed = {name: t for name, t in report.parts.items() if name != PARTS[-1]}
+    labels = {
+        lane: (cut(lane, 30), _longest(computed if lane == COMPUTE else _by_kind(held)))
+        for lane, held in by_lane.items()
+    }
     left, right = label_width(words for pair in labels.values() for words in pair) + 16, WIDTH - 12
     scale = linear(0, longest, left, right)
     used = sorted({_part(event) for event in events if event.lines})
-    legend_svg, top = legend(
-        [(f"part-{i}", PART_TITLES[PARTS[i]].removesuffix(", exposed")) for i in used], left, 2, right - left
-    )
+    entries = [(f"part-{i}", PART_TITLES[PARTS[i]].removesuffix(", exposed")) for i in used]
+    loops = [("forward", "further trips of a loop")] if any(not event.lines for event in events) else []
+    legend_svg, top = legend([*entries, *loops], 8, 2, WIDTH - 8)
     top += 8
     bottom = top + 40 * len(labels)
     elements = [legend_svg, axis("bottom", scale, steps(longest), seconds, bottom, top)]
@@ -242,14 +246,17 @@ def _part(event: Event) -> int:
     return min((PARTS.index(kind) for kind in kinds), default=PARTS.index("exposed communication"))
 
 
-def _contents(events: Sequence[Event]) -> str:
-    """What takes most of the time of a lane, with the seconds of a step."""
+def _by_kind(events: Sequence[Event]) -> dict[str, float]:
+    """Seconds of a step by the kind of collective or move."""
     totals: dict[str, float] = {}
     for event in events:
         if event.lines:
-            name = (
-                PARTS[_part(event)] if event.lane == COMPUTE else event.lines[0].op.partition("(")[0].partition(" ")[0]
-            )
-            totals[name] = totals.get(name, 0.0) + event.seconds * event.trips
+            kind = event.lines[0].op.partition("(")[0].partition(" ")[0]
+            totals[kind] = totals.get(kind, 0.0) + event.seconds * event.trips
+    return totals
+
+
+def _longest(totals: Mapping[str, float]) -> str:
+    """The two that take most of the time."""
     most = sorted(totals.items(), key=lambda item: -item[1])[:2]
-    return ", ".join(f"{name} {seconds(t)}" for name, t in most)
+    return ", ".join(f"{name} {seconds(t)}" for name, t in most if t)
