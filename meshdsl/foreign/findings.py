@@ -1,0 +1,231 @@
+"""Where a program first leaves what one device computes: from each wrong result back to steps whose operands are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import NOWHERE, Where
+from .collectives import SUMS, axes_of
+from .explain import EXTREME, PARTIAL, REPLICATED, Reference, Sharding, close
+from .simulate import Run, Step, Value, split_over
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a program does not compute what one device does.
+
+    `where` is the line; `since` the line that made the operand a partial sum, or scaled it; `axes` the mesh axes
+    concerned; `fix` one way out.
+    """
+
+    what: str
+    where: Where
+    primitive: str
+    axes: tuple[str, ...] = ()
+    since: Where | None = None
+    fix: str = ""
+
+    def __str__(self) -> str:
+        since = "" if self.since in (None, self.where) else f" (since {_near(self.since, self.where)})"
+        return f"{self.where} {self.primitive}: {self.what}{since}" + (f"; {self.fix}" if self.fix else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        since = None if self.since is None else str(self.since)
+        return {**asdict(self), "where": str(self.where), "since": since}
+
+
+def _near(line: Where, other: Where) -> str:
+    return f"line {line.line}" if line.file == other.file else str(line)
+
+
+class Search:
+    """The findings of one run beside a reference."""
+
+    def __init__(self, run: Run, reference: Reference, names: dict[Value, tuple[str, ...]]) -> None:
+        self.run, self.reference, self.names = run, reference, names
+        self.order = {step: i for i, step in enumerate(run.steps)}
+        self.known = dict[Value, Sharding | None]()
+
+    def sharding(self, value: Value) -> Sharding | None:
+        if value not in self.known:
+            self.known[value] = self.reference.explained(value)
+        return self.known[value]
+
+    def is_right(self, value: Value) -> bool:
+        found = self.sharding(value)
+        return found is not None and found.is_right
+
+    def is_whole(self, value: Value) -> bool:
+        found = self.sharding(value)
+        return found is not None and found.is_right and not found.partial
+
+    def split_wrongly(self) -> list[Value]:
+        """Results of `shard_map` that `out_specs` calls equal on devices where they differ."""
+        wrong = list[Value]()
+        for step in self.run.steps:
+            if not _is_exit(step):
+                continue
+            (v,), (out,) = step.ins, step.outs
+            taken = {a for own in split_over(step.spec, len(v.shape)) for a in own}
+            grid = np.asarray(v.array).reshape(*v.mesh.values(), *v.shape) if isinstance(v.array, np.ndarray) else None
+            for i, axis in enumerate(v.mesh):
+                if grid is None or axis in taken or axis in out.mesh:
+                    continue
+                first = np.broadcast_to(np.take(grid, [0], i), grid.shape)
+                if not close(grid, first, self.reference.tolerance):
+                    wrong.append(out)
+                    break
+        return wrong
+
+    def findings(self, wrong: Iterable[Value]) -> list[Finding]:
+        """The findings behind these values, those that most likely are the cause first."""
+        front, joined = self.front(wrong)
+        front.sort(key=lambda step: (self.is_by_place(step), self.order[step]))
+        found = [self.of_step(step) for step in front] + [self.of_exit(step) for step in joined]
+        kept = dict[tuple[Where, str], Finding]()
+        for one in found:
+            kept.setdefault((one.where, one.primitive), one)
+        return list(kept.values())
+
+    def front(self, wrong: Iterable[Value]) -> tuple[list[Step], list[Step]]:
+        """The steps that made a wrong value of right ones, and the right values that `out_specs` joins wrongly."""
+        todo, seen, front, joined = list(wrong), set[Value](), list[Step](), list[Step]()
+        while todo:
+            value = todo.pop()
+            if value in seen or value.maker is None:
+                continue
+            seen.add(value)
+            step = value.maker
+            behind = [v for v in step.ins if not self.is_right(v)]
+            if behind:
+                todo += behind
+            elif _is_exit(step):
+                joined.append(step)
+            else:
+                front.append(step)
+        return list(dict.fromkeys(front)), list(dict.fromkeys(joined))
+
+    def is_by_place(self, step: Step) -> bool:
+        """True where a value differs from device to device by design: by `axis_index`, or as an integer constant."""
+        if step.name == "axis_index":
+            return True
+        arrays = [v for v in step.ins if not v.is_literal]
+        if not arrays and step.outs[0].array.dtype.kind not in "fc":
+            return True
+        return any(maker.name == "axis_index" for v in arrays for maker in self.behind(v))
+
+    def behind(self, value: Value) -> list[Step]:
+        """The steps through which a value is not whole, back to those whose operands all are."""
+        todo, seen, found = [value], set[Value](), list[Step]()
+        while todo:
+            v = todo.pop()
+            if v in seen or v.maker is None or self.is_whole(v):
+                continue
+            seen.add(v)
+            found.append(v.maker)
+            todo += v.maker.ins
+        return found
+
+    def since(self, value: Value) -> Where | None:
+        """The line that first made a value partial, or scaled it."""
+        steps = [step for step in self.behind(value) if all(self.is_whole(v) for v in step.ins)]
+        return min(steps, key=lambda step: self.order[step]).where if steps else None
+
+    def of_exit(self, step: Step) -> Finding:
+        (v,) = step.ins
+        found = self.sharding(v)
+        assert found is not None
+        taken = {a for own in split_over(step.spec, len(v.shape)) for a in own}
+        axes = tuple(a for a in v.mesh if a not in step.outs[0].mesh)
+        wrong = tuple(a for a in axes if (a in taken) != isinstance(found.over[a], int)) or axes
+        since, partial = self.since(v), [a for a in wrong if found.over[a] in (PARTIAL, EXTREME)]
+        what = f"a result of shard_map is {self.text(v)}, but its out_specs is {step.spec}"
+        fix = f"{_sum(found, partial)} before it is returned" if partial else "change out_specs, or move the blocks first"
+        at = since if since and partial else next((s.where for s in [v.maker] if s), step.where)
+        return Finding(what, at or step.where, "shard_map", wrong, since, fix)
+
+    def text(self, value: Value) -> str:
+        found = self.sharding(value)
+        return "nothing that one device computes" if found is None else found.text(self.names.get(value, ()))
+
+    def of_step(self, step: Step) -> Finding:
+        """What is wrong at a step whose operands are right and whose result is not."""
+        operands = [v for v in step.ins if not v.is_literal]
+        known = [found for v in operands if (found := self.sharding(v)) is not None]
+        out = next((v for v in step.outs if not self.is_right(v)), step.outs[0])
+        result = self.sharding(out)
+        if step.is_collective:
+            return self.of_collective(step, operands, known, result)
+        partial = [(v, found) for v, found in zip(operands, known, strict=True) if found.partial]
+        if partial:
+            (v, found), axes = partial[0], partial[0][1].partial
+            whole = [w for w, own in zip(operands, known, strict=True) if not set(own.partial) & set(axes)]
+            over, since = ", ".join(map(repr, axes)), self.since(v)
+            kind = "maximum" if EXTREME in found.over.values() else "sum"
+            if step.name in ("add", "add_any", "sub") and (whole or len(operands) < len(step.ins)):
+                what = f"adds a value that is whole to a partial {kind} over {over}, which counts it on every device"
+                return Finding(what, step.where, step.name, axes, since, f"{_sum(found, axes)} first")
+            fix = f"{_sum(found, axes)} {_between(since, step.where)}"
+            return Finding(f"an operand is a partial {kind} over {over}", step.where, step.name, axes, since, fix)
+        if result is not None:
+            axes = _explaining(result.scale, out.mesh)
+            what = f"the result is {result.scale:g} times what one device computes"
+            return Finding(what, step.where, step.name, axes, None, "divide or multiply by the size of the whole")
+        for axis in out.mesh:
+            split = {found.over.get(axis, REPLICATED) for found in known} - {REPLICATED}
+            if len(split) > 1:
+                shown = "; ".join(self.text(v) for v in operands)
+                what = f"operands lie differently over {axis!r}: {shown}"
+                return Finding(what, step.where, step.name, (axis,), None, "move one of them first")
+        shown = "; ".join(dict.fromkeys(self.text(v) for v in operands)) or "none"
+        what = f"no sharding of what one device computes is the result (operands: {shown})"
+        return Finding(what, step.where, step.name)
+
+    def of_collective(
+        self, step: Step, operands: Sequence[Value], known: Sequence[Sharding], result: Sharding | None
+    ) -> Finding:
+        axes, (v, found) = axes_of(step.eqn), (operands[0], known[0]) if operands else (step.ins[0], None)
+        shown = ", ".join(map(repr, axes))
+        if found is None or step.name not in SUMS | {"pmax", "pmin"}:
+            what = f"over {shown} of a value that is {self.text(v)} gives no sharding of what one device computes"
+            return Finding(what, step.where, step.name, axes, self.since(v))
+        equal = [a for a in axes if found.over.get(a) == REPLICATED]
+        if step.name in SUMS and equal:
+            over = ", ".join(map(repr, equal))
+            times = math.prod(v.mesh[a] for a in equal)
+            what = f"adds over {over} values that are equal there: the result is {times} times too large"
+            return Finding(what, step.where, step.name, tuple(equal), self.since(v), f"no sum over {over}, or a pmean")
+        what = f"over {shown} of a value that is {self.text(v)}"
+        return Finding(what, step.where, step.name, axes, self.since(v), _move(found, axes))
+
+
+def _move(found: Sharding, axes: Sequence[str]) -> str:
+    if any(found.over.get(a) == PARTIAL for a in axes):
+        return "psum"
+    return "all_gather" if any(isinstance(found.over.get(a), int) for a in axes) else ""
+
+
+def _sum(found: Sharding, axes: Sequence[str]) -> str:
+    kind = "pmax" if any(found.over[a] == EXTREME for a in axes) else "psum"
+    return f"{kind} over {', '.join(map(repr, axes))}"
+
+
+def _between(since: Where | None, where: Where) -> str:
+    if since is None or since == NOWHERE:
+        return "before it"
+    return f"between {_near(since, where).removeprefix('line ')} and {where.line}" if since != where else "before it"
+
+
+def _explaining(scale: float, mesh: Any) -> tuple[str, ...]:
+    """The mesh axis whose size is the scale, if there is one."""
+    return next(((a,) for a, n in mesh.items() if scale in (n, 1 / n)), ())
+
+
+def _is_exit(step: Step) -> bool:
+    return step.name == "shard_map" and len(step.ins[0].mesh) > len(step.outs[0].mesh)

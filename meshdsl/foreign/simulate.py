@@ -1,0 +1,351 @@
+"""Run a traced JAX program as many devices would, in NumPy, without the devices, and record how each value was made.
+
+Outside `jax.shard_map` a value is one array; inside, the blocks of all devices, stacked. Floats are computed in
+64 bits whatever their dtype, so that what differs differs by more than rounding; a primitive that has a function of its
+own for one dtype, such as a Pallas kernel, runs in the dtypes of the program.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's jaxprs are only partly typed)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
+
+from .. import jax_functions
+from ..errors import NOWHERE, TraceError, Where
+from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, groups, positions
+
+MAX_BYTES = 4_000_000_000
+MAX_TRIPS = 10_000
+
+
+@dataclass(eq=False)
+class Value:
+    """A value of a run: its array on each device [devices, ...], the mesh axes of these devices, and what made it."""
+
+    array: Any
+    mesh: Axes
+    maker: Step | None = None
+    is_literal: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.array.shape[1:])
+
+
+@dataclass(eq=False)
+class Step:
+    """One equation of a run. `spec`: how an argument of `shard_map` is split, or a result is joined."""
+
+    name: str
+    eqn: Any
+    ins: list[Value]
+    outs: list[Value]
+    where: Where
+    spec: Any = None
+
+    @property
+    def is_collective(self) -> bool:
+        return self.name in KINDS
+
+
+@dataclass
+class Run:
+    """Every step of a program, in the order in which they ran. `stuck`: collectives that some devices never reach."""
+
+    steps: list[Step] = field(default_factory=list[Step])
+    stuck: list[Step] = field(default_factory=list[Step])
+    narrow: bool = False  # some primitives ran in the dtypes of the program
+    bytes: int = 0
+
+    def program(self, closed: Any, arguments: Sequence[Any]) -> list[Value]:
+        """The results of a traced program, as values of no mesh."""
+        jaxpr, consts = jax_functions.opened(closed)
+        with jax.enable_x64(True):
+            return self.jaxpr(jaxpr, consts, [Value(_host(x)[None], {}) for x in arguments], {}, NOWHERE, None)
+
+    def jaxpr(
+        self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], mesh: Axes, caller: Where, active: Array | None
+    ) -> list[Value]:
+        env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
+        env |= {v: literal(c, mesh) for v, c in zip(jaxpr.constvars, consts, strict=True)}
+
+        def read(v: Any) -> Value:
+            return literal(v.val, mesh) if isinstance(v, Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            where = (jax_functions.line_of(eqn) or caller) if caller is NOWHERE or not _is_library(jaxpr) else caller
+            outs = self.equation(eqn, [read(v) for v in eqn.invars], mesh, where, active)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+        name = eqn.primitive.name
+        if special := _SPECIAL.get(name):
+            return special(self, eqn, ins, mesh, where, active)
+        if name in jax_functions.CALLS or name.startswith("custom_"):
+            if bodies := jax_functions.inner(eqn):
+                return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, where, active)
+        if name == "axis_index":
+            arrays = [positions(eqn, mesh)]
+        elif name in KINDS:
+            arrays = [apply(eqn, mesh, v.array) for v in ins]
+        elif name in CASTS:
+            return list(ins)
+        else:
+            arrays = self.results(eqn, [v.array for v in ins], math.prod(mesh.values()), where)
+        step = self.step(name, eqn, ins, arrays, mesh, where)
+        if active is not None and name in KINDS:
+            part = active[groups(mesh, axes_of(eqn), eqn.params.get("axis_index_groups"))]
+            if (part.any(1) & ~part.all(1)).any():
+                self.stuck.append(step)
+        return step.outs
+
+    def step(
+        self, name: str, eqn: Any, ins: list[Value], arrays: Sequence[Any], mesh: Axes, where: Where, spec: Any = None
+    ) -> Step:
+        outs = [Value(x, mesh) for x in arrays]
+        step = Step(name, eqn, ins, outs, where, spec)
+        for value in outs:
+            value.maker = step
+            self.bytes += getattr(value.array, "nbytes", 0)
+        if self.bytes > MAX_BYTES:
+            raise TraceError(
+                f"simulating this program keeps more than {MAX_BYTES / 1e9:g} GB of values (at {where})\n"
+                "  pass smaller arrays or shapes, or simulate=False, which follows shardings without computing"
+            )
+        self.steps.append(step)
+        return step
+
+    def results(self, eqn: Any, arrays: Sequence[Any], devices: int, where: Where) -> list[Any]:
+        """The results [devices, ...] of a primitive that each device runs for itself."""
+        name = eqn.primitive.name
+        if f := _NUMPY.get(name):
+            with np.errstate(all="ignore"):
+                rank = max(x.ndim for x in arrays)  # a literal may be a scalar beside an array
+                return [f(*(x.reshape(len(x), *[1] * (rank - x.ndim), *x.shape[1:]) for x in arrays))]
+        try:
+            if name in _NARROW or jax_functions.inner(eqn):
+                self.narrow = True
+                return _bound(eqn, [_as(x, v.aval) for x, v in zip(arrays, eqn.invars, strict=True)], devices, {})
+            return _bound(eqn, arrays, devices, {k: _widened(k, v) for k, v in eqn.params.items()})
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"{name} at {where} cannot be simulated: {str(error).splitlines()[0][:200] if str(error) else error!r}\n"
+                "  simulate=False follows shardings without computing"
+            ) from error
+
+    def shard_map(
+        self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None
+    ) -> list[Value]:
+        """The body on blocks; axes of the mesh that stay automatic count as one device."""
+        sizes, p = dict(eqn.params["mesh"].shape), eqn.params
+        own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
+        inside = {**mesh, **own}
+        entered = [
+            self.step("shard_map", eqn, [v], [split(v.array, spec, own)], inside, where, spec).outs[0]
+            for v, spec in zip(ins, p["in_specs"], strict=True)
+        ]
+        outs = self.jaxpr(*jax_functions.opened(p["jaxpr"]), entered, inside, where, _repeated(active, own))
+        return [
+            self.step("shard_map", eqn, [v], [join(v.array, spec, own)], mesh, where, spec).outs[0]
+            for v, spec in zip(outs, p["out_specs"], strict=True)
+        ]
+
+    def scan(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+        p, (jaxpr, consts) = eqn.params, jax_functions.opened(jax_functions.inner(eqn)[0])
+        rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, jaxpr.invars, strict=True))
+        carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True))
+        fixed = len(ins) - rows - carries
+        carry, trips, stacked = ins[fixed : fixed + carries], range(p["length"]), list[list[Value]]()
+        for t in reversed(trips) if p["reverse"] else trips:
+            row = [self.step("scan", eqn, [v], [v.array[:, t]], mesh, where).outs[0] for v in ins[fixed + carries :]]
+            outs = self.jaxpr(jaxpr, consts, [*ins[:fixed], *carry, *row], mesh, where, active)
+            carry = outs[:carries]
+            stacked.append(outs[carries:])
+        if p["reverse"]:
+            stacked.reverse()
+        results = list(carry)
+        for k, v in enumerate(eqn.outvars[carries:]):
+            parts = [own[k] for own in stacked]
+            whole = np.stack([x.array for x in parts], 1) if parts else np.zeros((_count(mesh), *v.aval.shape))
+            results += self.step("scan", eqn, parts, [whole], mesh, where).outs
+        return results
+
+    def loop(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+        p = eqn.params
+        n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        carry = ins[m:]
+        for _ in range(MAX_TRIPS):
+            (go,) = self.jaxpr(*jax_functions.opened(p["cond_jaxpr"]), [*ins[:n], *carry], mesh, where, active)
+            on = np.asarray(go.array) & (True if active is None else active)
+            if not on.any():
+                return carry
+            before, uniform = carry, on.all() or active is not None and (on == active).all()
+            carry = self.jaxpr(
+                *jax_functions.opened(p["body_jaxpr"]), [*ins[n:m], *carry], mesh, where, active if uniform else on
+            )
+            if not uniform:
+                carry = self.chosen(eqn, (~on).astype(int), [carry, before], mesh, where)
+        raise TraceError(f"a while loop at {where} makes more than {MAX_TRIPS:,} trips on these arguments")
+
+    def branches(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+        """The branch that is taken; where devices take different ones, all of these, and each device's own results."""
+        bodies = eqn.params["branches"]
+        which = np.clip(np.asarray(ins[0].array).astype(int), 0, len(bodies) - 1)
+        taken = sorted(set(which.tolist()))
+        outs = list[list[Value]]()
+        for k in taken:
+            on = which == k
+            part = active if on.all() else on if active is None else on & active
+            outs.append(self.jaxpr(*jax_functions.opened(bodies[k]), ins[1:], mesh, where, part))
+        if len(taken) == 1:
+            return outs[0]
+        return self.chosen(eqn, np.searchsorted(taken, which), outs, mesh, where, ins[0])
+
+    def chosen(
+        self, eqn: Any, which: Array, outs: list[list[Value]], mesh: Axes, where: Where, index: Value | None = None
+    ) -> list[Value]:
+        results = list[Value]()
+        for options in zip(*outs, strict=True):
+            picked = np.stack([v.array for v in options])[which, np.arange(len(which))]
+            ins = [*options, *([] if index is None else [index])]
+            results += self.step(eqn.primitive.name, eqn, ins, [picked], mesh, where).outs
+        return results
+
+
+_SPECIAL: dict[str, Callable[..., list[Value]]] = {
+    "shard_map": Run.shard_map, "scan": Run.scan, "while": Run.loop, "cond": Run.branches
+}  # fmt: skip
+
+
+def literal(x: Any, mesh: Axes) -> Value:
+    broadcast: Any = np.broadcast_to if isinstance(x := _host(x), np.ndarray) else jax.numpy.broadcast_to
+    return Value(broadcast(x, (_count(mesh), *x.shape)), mesh, is_literal=True)
+
+
+def split(x: Any, spec: Any, mesh: Axes) -> Any:
+    """The blocks that the new mesh axes make of each of the arrays [devices, ...], devices of all axes in order."""
+    blocks = list[Any]()
+    for position in np.ndindex(*mesh.values()):
+        at, places = dict(zip(mesh, position, strict=True)), [slice(None)]
+        for size, own in zip(x.shape[1:], split_over(spec, x.ndim - 1), strict=True):
+            i, k = 0, math.prod(mesh[a] for a in own)
+            for a in own:
+                i = i * mesh[a] + at[a]
+            places.append(slice(i * size // k, (i + 1) * size // k))
+        blocks.append(x[tuple(places)])
+    stack = np.stack if isinstance(x, np.ndarray) else jax.numpy.stack  # keys are arrays of JAX
+    return stack(blocks, 1).reshape(len(x) * len(blocks), *blocks[0].shape[1:])
+
+
+def join(x: Any, spec: Any, mesh: Axes) -> Any:
+    """The arrays [devices, ...] that blocks over the new mesh axes are together, as JAX joins them."""
+    over = split_over(spec, x.ndim - 1)
+    taken = [a for own in over for a in own]
+    x = x.reshape(-1, *mesh.values(), *x.shape[1:])
+    x = x[(slice(None), *(slice(None) if a in taken else 0 for a in mesh))]
+    left = [a for a in mesh if a in taken]
+    order, sizes = [0], [x.shape[0]]
+    for d, own in enumerate(over):
+        order += [*(1 + left.index(a) for a in own), 1 + len(left) + d]
+        sizes.append(math.prod(mesh[a] for a in own) * x.shape[1 + len(left) + d])
+    return x.transpose(order).reshape(sizes)
+
+
+def split_over(spec: Any, rank: int) -> list[tuple[str, ...]]:
+    """The mesh axes over which each axis of an array is split."""
+    names = [() if own is None else (own,) if isinstance(own, str) else tuple(own) for own in spec]
+    return names + [()] * (rank - len(names))
+
+
+def _count(mesh: Axes) -> int:
+    return math.prod(mesh.values())
+
+
+def _repeated(active: Array | None, own: Axes) -> Array | None:
+    return None if active is None else np.repeat(active, _count(own))
+
+
+def _is_library(jaxpr: Any) -> bool:
+    """True for the body of a function of a library: JAX may have traced it for another caller."""
+    info = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or ""
+    return "site-packages" in info
+
+
+def _host(x: Any) -> Any:
+    """A NumPy array, with floats of 64 bits; keys stay arrays of JAX."""
+    if jax.numpy.issubdtype(getattr(x, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+        return x
+    x = np.asarray(x)
+    return x.astype(_wide(x.dtype)) if x.dtype != _wide(x.dtype) else x
+
+
+def _wide(dtype: Any) -> Any:
+    if jax.numpy.issubdtype(dtype, jax.numpy.complexfloating):
+        return np.dtype(np.complex128)
+    return np.dtype(np.float64) if jax.numpy.issubdtype(dtype, jax.numpy.floating) else np.dtype(dtype)
+
+
+def _as(x: Any, aval: Any) -> Any:
+    return x if jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key) else x.astype(aval.dtype)
+
+
+def _widened(name: str, value: Any) -> Any:
+    """A parameter of a primitive for floats of 64 bits, on no mesh."""
+    if name in ("sharding", "out_sharding"):
+        return None
+    if name in ("dtype", "new_dtype", "preferred_element_type", "accumulation_type", "index_dtype") and value is not None:
+        return value if jax.numpy.issubdtype(value, jax.dtypes.prng_key) else _wide(value)
+    return value
+
+
+def _bound(eqn: Any, arrays: Sequence[Any], devices: int, params: dict[str, Any]) -> list[Any]:
+    """The results of a primitive on each device's arrays."""
+    name, params = eqn.primitive.name, {**eqn.params, **params}
+    if name == "pallas_call":
+        params["interpret"] = True
+    if f := _FUNCTIONS.get(name):
+        keys = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        run: Any = lambda *xs: f(*xs, **{key: params[key] for key in keys})  # noqa: E731
+    else:
+        run = lambda *xs: eqn.primitive.bind(*xs, **eqn.primitive.get_bind_params(params))  # noqa: E731
+    if arrays:
+        results = jax.vmap(run)(*arrays)
+        results = list(results) if eqn.primitive.multiple_results else [results]
+        return [_host(y) for y in results]
+    results = run()
+    results = list(results) if eqn.primitive.multiple_results else [results]
+    return [np.broadcast_to(y := _host(one), (devices, *y.shape)) for one in results]
+
+
+_NARROW = {"bitcast_convert_type", "pallas_call", "reduce_precision"}
+# Primitives whose parameters hold a function for one dtype, by the functions of JAX that make it.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "scatter": lax.scatter, "scatter-add": lax.scatter_add, "scatter_add": lax.scatter_add,
+    "scatter-max": lax.scatter_max, "scatter-min": lax.scatter_min, "scatter-mul": lax.scatter_mul,
+    "scatter-sub": lax.scatter_sub,
+}  # fmt: skip
+
+
+def _divided(x: Array, y: Array) -> Array:
+    return x / y if x.dtype.kind in "fc" else np.trunc(x / np.where(y == 0, 1, y)).astype(x.dtype)
+
+
+# Primitives that NumPy computes at once; the others run by JAX, one by one.
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "div": _divided,
+    "exp": np.exp, "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
+    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "abs": np.abs, "sign": np.sign,
+    "max": np.maximum, "min": np.minimum, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal, "not": np.invert, "logistic": lambda x: 1 / (1 + np.exp(-x)),
+}  # fmt: skip

@@ -1,0 +1,112 @@
+"""Trace a function that contains `jax.shard_map`: as it is, and on other meshes, without changing it."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (JAX's primitives are only partly typed)
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from .. import jax_functions
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function as a jaxpr, with its array arguments in order and the path of each argument and result."""
+
+    jaxpr: Any
+    arguments: tuple[Any, ...]
+    names: tuple[str, ...]
+    results: tuple[str, ...]
+
+    def shard_maps(self) -> Iterator[Any]:
+        """Every equation of `jax.shard_map`, those inside others too."""
+        return _shard_maps(jax_functions.opened(self.jaxpr)[0])
+
+    def sizes(self) -> dict[str, int]:
+        """The axes of all its meshes."""
+        return {a: n for eqn in self.shard_maps() for a, n in dict(eqn.params["mesh"].shape).items()}
+
+
+def trace(
+    f: Callable[..., Any], args: Sequence[Any], sizes: Mapping[str, int] | None = None, check_vma: bool | None = None
+) -> Traced:
+    """The function of these arguments, arrays or shapes; other leaves stay what they are.
+
+    `sizes`: sizes of mesh axes in place of those of the program's meshes; then their devices are not used.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    traced = [i for i, (_, x) in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
+
+    def flat(*arrays: Any) -> Any:
+        own = [x for _, x in leaves]
+        for i, x in zip(traced, arrays, strict=True):
+            own[i] = x
+        return f(*jax.tree_util.tree_unflatten(tree, own))
+
+    shapes = [jax.ShapeDtypeStruct(np.shape(leaves[i][1]), leaves[i][1].dtype) for i in traced]
+    with _meshes(sizes, check_vma):
+        jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+    results = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
+    names = tuple(_path(leaves[i][0]) for i in traced)
+    return Traced(jaxpr, tuple(leaves[i][1] for i in traced), names, tuple(results))
+
+
+@contextlib.contextmanager
+def _meshes(sizes: Mapping[str, int] | None, check_vma: bool | None) -> Iterator[None]:
+    """Inside, `jax.shard_map` traces its function for axes of these sizes, however and whenever it was called.
+
+    JAX keeps what it traced, apart for each context; metadata of no meaning makes a context in which it traces again.
+    """
+    if sizes is None and check_vma is None:
+        yield
+        return
+    primitive, made = _primitive(), _primitive().bind
+
+    def bind(*args: Any, **params: Any) -> Any:
+        mesh = params["mesh"]
+        if sizes is not None:
+            own = tuple(sizes.get(a, n) for a, n in dict(mesh.shape).items())
+            params["mesh"] = AbstractMesh(own, mesh.axis_names, axis_types=mesh.axis_types)
+        if check_vma is not None:
+            params["check_vma"] = check_vma
+        return made(*args, **params)
+
+    primitive.bind = bind
+    try:
+        with set_xla_metadata(meshdsl_trace=str(next(_number))):
+            yield
+    finally:
+        del primitive.bind
+
+
+_number = itertools.count()
+
+
+@functools.cache
+def _primitive() -> Any:
+    one, whole = AbstractMesh((1,), ("x",)), PartitionSpec()
+    mapped = jax.shard_map(lambda x: x, mesh=one, in_specs=whole, out_specs=whole)
+    return jax.make_jaxpr(mapped)(np.float32(0)).jaxpr.eqns[0].primitive
+
+
+def _shard_maps(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "shard_map":
+            yield eqn
+        for body in jax_functions.inner(eqn):
+            yield from _shard_maps(jax_functions.opened(body)[0])
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
