@@ -99,9 +99,10 @@ def _all_to_all(x: Array, p: Any) -> Array:
 
 
 def _permute(x: Array, p: Any) -> Array:
-    out = np.zeros_like(x)
+    out, n = np.zeros_like(x), x.shape[1]
     for source, target in p["perm"]:
-        out[:, target] = x[:, source]
+        if source < n and target < n:  # else it is of a larger axis; see `Run.guessed`
+            out[:, target] = x[:, source]
     return out
 
 

@@ -18,6 +18,8 @@ from .collectives import Array
 from .simulate import Run, Value
 
 REPLICATED, PARTIAL, EXTREME = "replicated", "partial", "extreme"
+_EXTREMES = {"reduce_max", "max", "pmax"}
+FEW = 16  # so few integers may be the terms of a sum by chance
 ROTATED = 16  # axes of at most so many devices are tried in every cyclic order
 
 
@@ -62,21 +64,22 @@ class Reference:
         seen = set[int]()
         for value in [*inputs, *(out for step in run.steps for out in step.outs)]:
             x = value.array
-            if not isinstance(x, np.ndarray) or id(x) in seen or x.shape[0] != 1 or _constant(x):
+            if not isinstance(x, np.ndarray) or id(x) in seen or value.is_literal or not x.any():
                 continue
             seen.add(id(x))
             self.known.setdefault(x.size, []).append((_shape_of_numbers(x), x[0]))
         for own in self.known.values():
             own.sort(key=lambda pair: pair[0])
 
-    def explained(self, value: Value) -> Sharding | None:
-        """The sharding under which `value` is a value of the reference; of several, the one nearest to right."""
+    def explained(self, value: Value, only: Array | None = None) -> Sharding | None:
+        """The sharding under which `value` is a value of the reference, or `only` this one; the one nearest to right."""
         x, mesh = value.array, value.mesh
-        if not isinstance(x, np.ndarray) or value.is_literal or _constant(x):
+        if not isinstance(x, np.ndarray) or value.is_literal or not x.size:
             return Sharding(dict.fromkeys(mesh, REPLICATED))
-        best = None
-        for over, whole, turned in self.candidates(x.reshape(*mesh.values(), *x.shape[1:]), list(mesh)):
-            scale = self.scale(whole)
+        best, extremes = None, value.maker is not None and value.maker.name in _EXTREMES
+        grid = x.reshape(*mesh.values(), *x.shape[1:])
+        for over, whole, turned in self.candidates(grid, list(mesh), extremes) if x.any() else ():
+            scale = self.scale(whole, only)
             if scale is None:
                 continue
             found = Sharding({a: over[a] for a in mesh}, scale, turned)
@@ -86,7 +89,7 @@ class Reference:
                 best = found
         return best
 
-    def candidates(self, grid: Array, axes: list[str]) -> Iterator[tuple[dict[str, str | int], Array, bool]]:
+    def candidates(self, grid: Array, axes: list[str], extremes: bool) -> Iterator[tuple[dict[str, str | int], Array, bool]]:
         """Every value that blocks [axes ..., block ...] may be the parts of, from the last mesh axis to the first."""
         if not axes:
             yield {}, grid, False
@@ -99,20 +102,22 @@ class Reference:
             options.append((REPLICATED, blocks[0], False))
         else:
             options += [(d, np.concatenate(blocks, at + d), False) for d in range(grid.ndim - 1 - at)]
-            if grid.dtype.kind in "fciu":
+            if grid.dtype.kind in "fc" or grid.dtype.kind in "iu" and blocks[0].size >= FEW:
                 options.append((PARTIAL, np.sum(blocks, 0), False))
-            if grid.dtype.kind in "fiu":
+            if extremes:
                 options.append((EXTREME, np.max(blocks, 0), False))
             for turn in range(1, len(blocks)) if len(blocks) <= ROTATED else ():
                 turned = blocks[turn:] + blocks[:turn]
                 options += [(d, np.concatenate(turned, at + d), True) for d in range(grid.ndim - 1 - at)]
         for how, whole, turned in options:
-            for over, result, more in self.candidates(whole, rest):
+            for over, result, more in self.candidates(whole, rest, extremes):
                 yield {**over, axis: how}, result, turned or more
 
-    def scale(self, x: Array) -> float | None:
+    def scale(self, x: Array, only: Array | None) -> float | None:
         """`x` over an equal value of the reference; None if there is none, under any order of axes."""
-        known, mark = self.known.get(x.size, ()), _shape_of_numbers(x[None])
+        known, mark = self.known.get(x.size, []), _shape_of_numbers(x[None])
+        if only is not None:
+            known = [(mark, only)] if only.shape == x.shape else []
         near = [y for other, y in known if abs(other - mark) <= 1e-6 * max(1.0, abs(mark)) or other != other and mark != mark]
         best = None
         for y in near:
@@ -154,14 +159,6 @@ def _shape_of_numbers(x: Array) -> float:
     finite = np.abs(np.where(np.isfinite(x), x, 0)).astype(float)
     square = float(np.sqrt((finite**2).sum()))
     return float(finite.sum()) / square if square else np.nan
-
-
-def _constant(x: Array) -> bool:
-    """True for blocks [devices, ...] of one number each, as in `zeros`; scalars are numbers like any other."""
-    if x.size == 0:
-        return True
-    first = x.reshape(-1)[0]
-    return x.size > len(x) and bool(np.all(x == first) or (first != first and np.all(x != x)))
 
 
 def close(x: Any, y: Any, tolerance: float) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import NOWHERE, Where
-from .collectives import SUMS, axes_of
+from ..errors import Where
+from .collectives import SUMS, Array, axes_of
 from .explain import EXTREME, PARTIAL, REPLICATED, Reference, Sharding, close
 from .simulate import Run, Step, Value, split_over
 
@@ -19,25 +19,47 @@ from .simulate import Run, Step, Value, split_over
 class Finding:
     """One place where a program does not compute what one device does.
 
-    `where` is the line; `since` the line that made the operand a partial sum, or scaled it; `axes` the mesh axes
-    concerned; `fix` one way out.
+    `where` is the line, `since` the line that made the operand a partial sum, or scaled it; `lines` and `since_lines`
+    have their callers too, innermost first. `axes` are the mesh axes concerned, and `fix` is one way out.
     """
 
     what: str
-    where: Where
+    lines: tuple[Where, ...]
     primitive: str
     axes: tuple[str, ...] = ()
-    since: Where | None = None
+    since_lines: tuple[Where, ...] = ()
     fix: str = ""
+    is_sure: bool = True  # else the values there are wrong, or right in an order that only this program knows
+
+    @property
+    def where(self) -> Where:
+        return self.lines[0]
+
+    @property
+    def since(self) -> Where | None:
+        return self.since_lines[0] if self.since_lines and self.since_lines != self.lines else None
 
     def __str__(self) -> str:
-        since = "" if self.since in (None, self.where) else f" (since {_near(self.since, self.where)})"
-        return f"{self.where} {self.primitive}: {self.what}{since}" + (f"; {self.fix}" if self.fix else "")
+        since = "" if self.since is None else f", since {_called(self.since_lines, self.where)}"
+        fix = f"; {self.fix}" if self.fix else ""
+        return f"{self.where}{_callers(self.lines)} {self.primitive}: {self.what}{since}{fix}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        since = None if self.since is None else str(self.since)
-        return {**asdict(self), "where": str(self.where), "since": since}
+        return {
+            "what": self.what, "lines": list(map(str, self.lines)), "primitive": self.primitive,
+            "axes": list(self.axes), "since": list(map(str, self.since_lines)), "fix": self.fix,
+        }  # fmt: skip
+
+
+def _called(lines: Sequence[Where], beside: Where) -> str:
+    return f"{_near(lines[0], beside)}{_callers(lines)}"
+
+
+def _callers(lines: Sequence[Where]) -> str:
+    """Where a line's function was called, if that is in the same file: elsewhere a caller is of no help."""
+    others = [line for line in lines[1:2] if line.file == lines[0].file and line != lines[0]]
+    return f" (called at line {others[0].line})" if others else ""
 
 
 def _near(line: Where, other: Where) -> str:
@@ -65,6 +87,13 @@ class Search:
         found = self.sharding(value)
         return found is not None and found.is_right and not found.partial
 
+    def expect(self, result: Value, wanted: Array) -> None:
+        """A wrong result: that it equals another value of the reference explains nothing."""
+        self.known[result] = None
+        while result.maker is not None and _is_exit(result.maker):
+            (result,) = result.maker.ins
+            self.known[result] = self.reference.explained(result, wanted)
+
     def split_wrongly(self) -> list[Value]:
         """Results of `shard_map` that `out_specs` calls equal on devices where they differ."""
         wrong = list[Value]()
@@ -85,17 +114,22 @@ class Search:
 
     def findings(self, wrong: Iterable[Value]) -> list[Finding]:
         """The findings behind these values, those that most likely are the cause first."""
-        front, joined = self.front(wrong)
-        front.sort(key=lambda step: (self.is_by_place(step), self.order[step]))
-        found = [self.of_step(step) for step in front] + [self.of_exit(step) for step in joined]
+        front, joined, passed = self.front(wrong)
+        by_place = {step: self.is_by_place(step) for step in front}
+        front.sort(key=lambda step: (by_place[step], self.order[step]))
+        found = [replace(self.of_step(step), is_sure=False) if by_place[step] else self.of_step(step) for step in front]
+        found += [self.of_exit(step) for step in joined]
+        if not any(one.is_sure for one in found):
+            found = [self.of_passed(step) for step in passed] + found
         kept = dict[tuple[Where, str], Finding]()
         for one in found:
             kept.setdefault((one.where, one.primitive), one)
         return list(kept.values())
 
-    def front(self, wrong: Iterable[Value]) -> tuple[list[Step], list[Step]]:
-        """The steps that made a wrong value of right ones, and the right values that `out_specs` joins wrongly."""
-        todo, seen, front, joined = list(wrong), set[Value](), list[Step](), list[Step]()
+    def front(self, wrong: Iterable[Value]) -> tuple[list[Step], list[Step], list[Step]]:
+        """The steps that made a wrong value of right ones, the right values that `out_specs` joins wrongly, and the
+        collectives that wrong values passed through."""
+        todo, seen, front, joined, passed = list(wrong), set[Value](), list[Step](), list[Step](), list[Step]()
         while todo:
             value = todo.pop()
             if value in seen or value.maker is None:
@@ -105,11 +139,13 @@ class Search:
             behind = [v for v in step.ins if not self.is_right(v)]
             if behind:
                 todo += behind
+                passed += [step] if step.is_collective else []
             elif _is_exit(step):
                 joined.append(step)
             else:
                 front.append(step)
-        return list(dict.fromkeys(front)), list(dict.fromkeys(joined))
+        passed.sort(key=lambda step: self.order[step])
+        return list(dict.fromkeys(front)), list(dict.fromkeys(joined)), list(dict.fromkeys(passed))
 
     def is_by_place(self, step: Step) -> bool:
         """True where a value differs from device to device by design: by `axis_index`, or as an integer constant."""
@@ -132,10 +168,10 @@ class Search:
             todo += v.maker.ins
         return found
 
-    def since(self, value: Value) -> Where | None:
-        """The line that first made a value partial, or scaled it."""
+    def since(self, value: Value) -> tuple[Where, ...]:
+        """The line that first made a value partial, or scaled it, and its callers."""
         steps = [step for step in self.behind(value) if all(self.is_whole(v) for v in step.ins)]
-        return min(steps, key=lambda step: self.order[step]).where if steps else None
+        return min(steps, key=lambda step: self.order[step]).lines if steps else ()
 
     def of_exit(self, step: Step) -> Finding:
         (v,) = step.ins
@@ -147,8 +183,13 @@ class Search:
         since, partial = self.since(v), [a for a in wrong if found.over[a] in (PARTIAL, EXTREME)]
         what = f"a result of shard_map is {self.text(v)}, but its out_specs is {step.spec}"
         fix = f"{_sum(found, partial)} before it is returned" if partial else "change out_specs, or move the blocks first"
-        at = since if since and partial else next((s.where for s in [v.maker] if s), step.where)
-        return Finding(what, at or step.where, "shard_map", wrong, since, fix)
+        at = v.maker.lines if v.maker else step.lines
+        return Finding(what, at, "shard_map", wrong, since, fix)
+
+    def of_passed(self, step: Step) -> Finding:
+        axes = axes_of(step.eqn)
+        what = f"over {', '.join(map(repr, axes))}: what it sends and receives is nothing that one device computes"
+        return Finding(what, step.lines, step.name, axes, is_sure=False)
 
     def text(self, value: Value) -> str:
         found = self.sharding(value)
@@ -168,24 +209,24 @@ class Search:
             whole = [w for w, own in zip(operands, known, strict=True) if not set(own.partial) & set(axes)]
             over, since = ", ".join(map(repr, axes)), self.since(v)
             kind = "maximum" if EXTREME in found.over.values() else "sum"
+            fix = f"{_sum(found, axes)} {_between(since, step.lines)}"
             if step.name in ("add", "add_any", "sub") and (whole or len(operands) < len(step.ins)):
                 what = f"adds a value that is whole to a partial {kind} over {over}, which counts it on every device"
-                return Finding(what, step.where, step.name, axes, since, f"{_sum(found, axes)} first")
-            fix = f"{_sum(found, axes)} {_between(since, step.where)}"
-            return Finding(f"an operand is a partial {kind} over {over}", step.where, step.name, axes, since, fix)
+                return Finding(what, step.lines, step.name, axes, since, fix)
+            return Finding(f"an operand is a partial {kind} over {over}", step.lines, step.name, axes, since, fix)
         if result is not None:
             axes = _explaining(result.scale, out.mesh)
             what = f"the result is {result.scale:g} times what one device computes"
-            return Finding(what, step.where, step.name, axes, None, "divide or multiply by the size of the whole")
+            return Finding(what, step.lines, step.name, axes, (), "divide or multiply by the size of the whole")
         for axis in out.mesh:
             split = {found.over.get(axis, REPLICATED) for found in known} - {REPLICATED}
             if len(split) > 1:
                 shown = "; ".join(self.text(v) for v in operands)
                 what = f"operands lie differently over {axis!r}: {shown}"
-                return Finding(what, step.where, step.name, (axis,), None, "move one of them first")
+                return Finding(what, step.lines, step.name, (axis,), (), "move one of them first")
         shown = "; ".join(dict.fromkeys(self.text(v) for v in operands)) or "none"
         what = f"no sharding of what one device computes is the result (operands: {shown})"
-        return Finding(what, step.where, step.name)
+        return Finding(what, step.lines, step.name, is_sure=False)
 
     def of_collective(
         self, step: Step, operands: Sequence[Value], known: Sequence[Sharding], result: Sharding | None
@@ -194,15 +235,15 @@ class Search:
         shown = ", ".join(map(repr, axes))
         if found is None or step.name not in SUMS | {"pmax", "pmin"}:
             what = f"over {shown} of a value that is {self.text(v)} gives no sharding of what one device computes"
-            return Finding(what, step.where, step.name, axes, self.since(v))
+            return Finding(what, step.lines, step.name, axes, self.since(v))
         equal = [a for a in axes if found.over.get(a) == REPLICATED]
         if step.name in SUMS and equal:
             over = ", ".join(map(repr, equal))
             times = math.prod(v.mesh[a] for a in equal)
             what = f"adds over {over} values that are equal there: the result is {times} times too large"
-            return Finding(what, step.where, step.name, tuple(equal), self.since(v), f"no sum over {over}, or a pmean")
+            return Finding(what, step.lines, step.name, tuple(equal), self.since(v), f"no sum over {over}, or a pmean")
         what = f"over {shown} of a value that is {self.text(v)}"
-        return Finding(what, step.where, step.name, axes, self.since(v), _move(found, axes))
+        return Finding(what, step.lines, step.name, axes, self.since(v), _move(found, axes))
 
 
 def _move(found: Sharding, axes: Sequence[str]) -> str:
@@ -216,10 +257,10 @@ def _sum(found: Sharding, axes: Sequence[str]) -> str:
     return f"{kind} over {', '.join(map(repr, axes))}"
 
 
-def _between(since: Where | None, where: Where) -> str:
-    if since is None or since == NOWHERE:
-        return "before it"
-    return f"between {_near(since, where).removeprefix('line ')} and {where.line}" if since != where else "before it"
+def _between(since: Sequence[Where], lines: Sequence[Where]) -> str:
+    """The lines between which something is missing: those of one function, where both have one."""
+    pairs = [(a, b) for a in since for b in lines if a.file == b.file and a.line < b.line]
+    return f"between lines {pairs[0][0].line} and {pairs[0][1].line}" if pairs else "before it"
 
 
 def _explaining(scale: float, mesh: Any) -> tuple[str, ...]:

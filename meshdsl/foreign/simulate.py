@@ -10,7 +10,9 @@ own for one dtype, such as a Pallas kernel, runs in the dtypes of the program.
 
 from __future__ import annotations
 
+import functools
 import math
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +23,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from .. import jax_functions
-from ..errors import NOWHERE, TraceError, Where
+from ..errors import NOWHERE, TraceError, Where, users_line
 from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, groups, positions
 
 MAX_BYTES = 4_000_000_000
@@ -35,7 +37,7 @@ class Value:
     array: Any
     mesh: Axes
     maker: Step | None = None
-    is_literal: bool = False
+    is_literal: bool = False  # computed from numbers in the program alone
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,14 +46,24 @@ class Value:
 
 @dataclass(eq=False)
 class Step:
-    """One equation of a run. `spec`: how an argument of `shard_map` is split, or a result is joined."""
+    """One equation of a run. `source`: the equation whose line counts, the call for one inside a library's function;
+    `spec`: how an argument of `shard_map` is split, or a result is joined."""
 
     name: str
     eqn: Any
     ins: list[Value]
     outs: list[Value]
-    where: Where
+    source: Any
     spec: Any = None
+
+    @functools.cached_property
+    def lines(self) -> tuple[Where, ...]:
+        """The user's line that made the step, and the lines that called the function it is in."""
+        return lines_of(self.source) or (NOWHERE,)
+
+    @property
+    def where(self) -> Where:
+        return self.lines[0]
 
     @property
     def is_collective(self) -> bool:
@@ -65,16 +77,17 @@ class Run:
     steps: list[Step] = field(default_factory=list[Step])
     stuck: list[Step] = field(default_factory=list[Step])
     narrow: bool = False  # some primitives ran in the dtypes of the program
+    guessed: bool = False  # a permutation names devices that are not there, and they are left out
     bytes: int = 0
 
     def program(self, closed: Any, arguments: Sequence[Any]) -> list[Value]:
         """The results of a traced program, as values of no mesh."""
         jaxpr, consts = jax_functions.opened(closed)
         with jax.enable_x64(True):
-            return self.jaxpr(jaxpr, consts, [Value(_host(x)[None], {}) for x in arguments], {}, NOWHERE, None)
+            return self.jaxpr(jaxpr, consts, [Value(_host(x)[None], {}) for x in arguments], {}, None, None)
 
     def jaxpr(
-        self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], mesh: Axes, caller: Where, active: Array | None
+        self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], mesh: Axes, caller: Any, active: Array | None
     ) -> list[Value]:
         env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
         env |= {v: literal(c, mesh) for v, c in zip(jaxpr.constvars, consts, strict=True)}
@@ -82,28 +95,29 @@ class Run:
         def read(v: Any) -> Value:
             return literal(v.val, mesh) if isinstance(v, Literal) else env[v]
 
+        library = caller is not None and is_library(jaxpr)
         for eqn in jaxpr.eqns:
-            where = (jax_functions.line_of(eqn) or caller) if caller is NOWHERE or not _is_library(jaxpr) else caller
-            outs = self.equation(eqn, [read(v) for v in eqn.invars], mesh, where, active)
+            outs = self.equation(eqn, [read(v) for v in eqn.invars], mesh, caller if library else eqn, active)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def equation(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+    def equation(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
         name = eqn.primitive.name
         if special := _SPECIAL.get(name):
-            return special(self, eqn, ins, mesh, where, active)
+            return special(self, eqn, ins, mesh, source, active)
         if name in jax_functions.CALLS or name.startswith("custom_"):
             if bodies := jax_functions.inner(eqn):
-                return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, where, active)
+                return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, source, active)
         if name == "axis_index":
             arrays = [positions(eqn, mesh)]
         elif name in KINDS:
+            self.guessed |= any(max(pair) >= mesh[axes_of(eqn)[0]] for pair in eqn.params.get("perm", ()))
             arrays = [apply(eqn, mesh, v.array) for v in ins]
         elif name in CASTS:
             return list(ins)
         else:
-            arrays = self.results(eqn, [v.array for v in ins], math.prod(mesh.values()), where)
-        step = self.step(name, eqn, ins, arrays, mesh, where)
+            arrays = self.results(eqn, [v.array for v in ins], math.prod(mesh.values()), source)
+        step = self.step(name, eqn, ins, arrays, mesh, source)
         if active is not None and name in KINDS:
             part = active[groups(mesh, axes_of(eqn), eqn.params.get("axis_index_groups"))]
             if (part.any(1) & ~part.all(1)).any():
@@ -111,28 +125,31 @@ class Run:
         return step.outs
 
     def step(
-        self, name: str, eqn: Any, ins: list[Value], arrays: Sequence[Any], mesh: Axes, where: Where, spec: Any = None
+        self, name: str, eqn: Any, ins: list[Value], arrays: Sequence[Any], mesh: Axes, source: Any, spec: Any = None
     ) -> Step:
-        outs = [Value(x, mesh) for x in arrays]
-        step = Step(name, eqn, ins, outs, where, spec)
+        fixed = name != "axis_index" and all(v.is_literal for v in ins)
+        outs = [Value(x, mesh, is_literal=fixed) for x in arrays]
+        step = Step(name, eqn, ins, outs, source, spec)
         for value in outs:
             value.maker = step
             self.bytes += getattr(value.array, "nbytes", 0)
         if self.bytes > MAX_BYTES:
             raise TraceError(
-                f"simulating this program keeps more than {MAX_BYTES / 1e9:g} GB of values (at {where})\n"
+                f"simulating this program keeps more than {MAX_BYTES / 1e9:g} GB of values (at {step.where})\n"
                 "  pass smaller arrays or shapes, or simulate=False, which follows shardings without computing"
             )
         self.steps.append(step)
         return step
 
-    def results(self, eqn: Any, arrays: Sequence[Any], devices: int, where: Where) -> list[Any]:
+    def results(self, eqn: Any, arrays: Sequence[Any], devices: int, source: Any) -> list[Any]:
         """The results [devices, ...] of a primitive that each device runs for itself."""
         name = eqn.primitive.name
-        if f := _NUMPY.get(name):
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            if f := _NUMPY.get(name):
                 rank = max(x.ndim for x in arrays)  # a literal may be a scalar beside an array
                 return [f(*(x.reshape(len(x), *[1] * (rank - x.ndim), *x.shape[1:]) for x in arrays))]
+            if f := _BY_PARAMETERS.get(name):
+                return [f(eqn, *arrays)]
         try:
             if name in _NARROW or jax_functions.inner(eqn):
                 self.narrow = True
@@ -140,36 +157,36 @@ class Run:
             return _bound(eqn, arrays, devices, {k: _widened(k, v) for k, v in eqn.params.items()})
         except (NotImplementedError, TypeError, ValueError) as error:
             raise TraceError(
-                f"{name} at {where} cannot be simulated: {str(error).splitlines()[0][:200] if str(error) else error!r}\n"
+                f"{name} at {_where(source)} cannot be simulated: {str(error).splitlines()[0][:200] if str(error) else error!r}\n"
                 "  simulate=False follows shardings without computing"
             ) from error
 
     def shard_map(
-        self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None
+        self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None
     ) -> list[Value]:
         """The body on blocks; axes of the mesh that stay automatic count as one device."""
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
         own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
         inside = {**mesh, **own}
         entered = [
-            self.step("shard_map", eqn, [v], [split(v.array, spec, own)], inside, where, spec).outs[0]
+            self.step("shard_map", eqn, [v], [split(v.array, spec, own)], inside, source, spec).outs[0]
             for v, spec in zip(ins, p["in_specs"], strict=True)
         ]
-        outs = self.jaxpr(*jax_functions.opened(p["jaxpr"]), entered, inside, where, _repeated(active, own))
+        outs = self.jaxpr(*jax_functions.opened(p["jaxpr"]), entered, inside, source, _repeated(active, own))
         return [
-            self.step("shard_map", eqn, [v], [join(v.array, spec, own)], mesh, where, spec).outs[0]
+            self.step("shard_map", eqn, [v], [join(v.array, spec, own)], mesh, source, spec).outs[0]
             for v, spec in zip(outs, p["out_specs"], strict=True)
         ]
 
-    def scan(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+    def scan(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
         p, (jaxpr, consts) = eqn.params, jax_functions.opened(jax_functions.inner(eqn)[0])
         rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, jaxpr.invars, strict=True))
         carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True))
         fixed = len(ins) - rows - carries
         carry, trips, stacked = ins[fixed : fixed + carries], range(p["length"]), list[list[Value]]()
         for t in reversed(trips) if p["reverse"] else trips:
-            row = [self.step("scan", eqn, [v], [v.array[:, t]], mesh, where).outs[0] for v in ins[fixed + carries :]]
-            outs = self.jaxpr(jaxpr, consts, [*ins[:fixed], *carry, *row], mesh, where, active)
+            row = [self.step("scan", eqn, [v], [v.array[:, t]], mesh, source).outs[0] for v in ins[fixed + carries :]]
+            outs = self.jaxpr(jaxpr, consts, [*ins[:fixed], *carry, *row], mesh, source, active)
             carry = outs[:carries]
             stacked.append(outs[carries:])
         if p["reverse"]:
@@ -178,27 +195,27 @@ class Run:
         for k, v in enumerate(eqn.outvars[carries:]):
             parts = [own[k] for own in stacked]
             whole = np.stack([x.array for x in parts], 1) if parts else np.zeros((_count(mesh), *v.aval.shape))
-            results += self.step("scan", eqn, parts, [whole], mesh, where).outs
+            results += self.step("scan", eqn, parts, [whole], mesh, source).outs
         return results
 
-    def loop(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+    def loop(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
         p = eqn.params
         n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         carry = ins[m:]
         for _ in range(MAX_TRIPS):
-            (go,) = self.jaxpr(*jax_functions.opened(p["cond_jaxpr"]), [*ins[:n], *carry], mesh, where, active)
+            (go,) = self.jaxpr(*jax_functions.opened(p["cond_jaxpr"]), [*ins[:n], *carry], mesh, source, active)
             on = np.asarray(go.array) & (True if active is None else active)
             if not on.any():
                 return carry
             before, uniform = carry, on.all() or active is not None and (on == active).all()
             carry = self.jaxpr(
-                *jax_functions.opened(p["body_jaxpr"]), [*ins[n:m], *carry], mesh, where, active if uniform else on
+                *jax_functions.opened(p["body_jaxpr"]), [*ins[n:m], *carry], mesh, source, active if uniform else on
             )
             if not uniform:
-                carry = self.chosen(eqn, (~on).astype(int), [carry, before], mesh, where)
-        raise TraceError(f"a while loop at {where} makes more than {MAX_TRIPS:,} trips on these arguments")
+                carry = self.chosen(eqn, (~on).astype(int), [carry, before], mesh, source)
+        raise TraceError(f"a while loop at {_where(source)} makes more than {MAX_TRIPS:,} trips on these arguments")
 
-    def branches(self, eqn: Any, ins: list[Value], mesh: Axes, where: Where, active: Array | None) -> list[Value]:
+    def branches(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
         """The branch that is taken; where devices take different ones, all of these, and each device's own results."""
         bodies = eqn.params["branches"]
         which = np.clip(np.asarray(ins[0].array).astype(int), 0, len(bodies) - 1)
@@ -207,25 +224,37 @@ class Run:
         for k in taken:
             on = which == k
             part = active if on.all() else on if active is None else on & active
-            outs.append(self.jaxpr(*jax_functions.opened(bodies[k]), ins[1:], mesh, where, part))
+            outs.append(self.jaxpr(*jax_functions.opened(bodies[k]), ins[1:], mesh, source, part))
         if len(taken) == 1:
             return outs[0]
-        return self.chosen(eqn, np.searchsorted(taken, which), outs, mesh, where, ins[0])
+        return self.chosen(eqn, np.searchsorted(taken, which), outs, mesh, source, ins[0])
 
     def chosen(
-        self, eqn: Any, which: Array, outs: list[list[Value]], mesh: Axes, where: Where, index: Value | None = None
+        self, eqn: Any, which: Array, outs: list[list[Value]], mesh: Axes, source: Any, index: Value | None = None
     ) -> list[Value]:
         results = list[Value]()
         for options in zip(*outs, strict=True):
             picked = np.stack([v.array for v in options])[which, np.arange(len(which))]
             ins = [*options, *([] if index is None else [index])]
-            results += self.step(eqn.primitive.name, eqn, ins, [picked], mesh, where).outs
+            results += self.step(eqn.primitive.name, eqn, ins, [picked], mesh, source).outs
         return results
 
 
 _SPECIAL: dict[str, Callable[..., list[Value]]] = {
     "shard_map": Run.shard_map, "scan": Run.scan, "while": Run.loop, "cond": Run.branches
 }  # fmt: skip
+
+
+def lines_of(source: Any) -> tuple[Where, ...]:
+    """The user's lines behind an equation, innermost first."""
+    traceback = source.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    lines = [users_line([(frame.file_name, frame.line_num)]) for frame in frames]
+    return tuple(line for line in lines if line is not None)
+
+
+def _where(source: Any) -> Where:
+    return next(iter(lines_of(source)), NOWHERE)
 
 
 def literal(x: Any, mesh: Axes) -> Value:
@@ -276,7 +305,7 @@ def _repeated(active: Array | None, own: Axes) -> Array | None:
     return None if active is None else np.repeat(active, _count(own))
 
 
-def _is_library(jaxpr: Any) -> bool:
+def is_library(jaxpr: Any) -> bool:
     """True for the body of a function of a library: JAX may have traced it for another caller."""
     info = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or ""
     return "site-packages" in info
@@ -341,6 +370,47 @@ def _divided(x: Array, y: Array) -> Array:
     return x / y if x.dtype.kind in "fc" else np.trunc(x / np.where(y == 0, 1, y)).astype(x.dtype)
 
 
+def _product(eqn: Any, x: Array, y: Array) -> Array:
+    (over_x, over_y), (batch_x, batch_y) = eqn.params["dimension_numbers"]
+    names = iter(string.ascii_letters[1:])
+    of_x, of_y = ([next(names) for _ in a.shape[1:]] for a in (x, y))
+    for i, k in zip((*over_x, *batch_x), (*over_y, *batch_y), strict=True):
+        of_y[k] = of_x[i]
+    batch = [of_x[i] for i in batch_x]
+    free = [[n for i, n in enumerate(of) if i not in (*over, *lead)]
+            for of, over, lead in ((of_x, over_x, batch_x), (of_y, over_y, batch_y))]  # fmt: skip
+    return np.einsum(f"a{''.join(of_x)},a{''.join(of_y)}->a{''.join([*batch, *free[0], *free[1]])}", x, y, optimize=True)
+
+
+def _broadcast(eqn: Any, x: Array, *_: Any) -> Array:
+    shape, at = eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    sizes = [1] * len(shape)
+    for size, i in zip(x.shape[1:], at, strict=True):
+        sizes[i] = size
+    return np.broadcast_to(x.reshape(len(x), *sizes), (len(x), *shape))
+
+
+def _slice(eqn: Any, x: Array) -> Array:
+    p = eqn.params
+    steps = p["strides"] or [1] * len(p["start_indices"])
+    places = zip(p["start_indices"], p["limit_indices"], steps, strict=True)
+    return x[(slice(None), *(slice(a, b, step) for a, b, step in places))]
+
+
+def _chosen(eqn: Any, which: Array, *cases: Array) -> Array:
+    which = which.reshape(len(which), *which.shape[1:], *[1] * (cases[0].ndim - which.ndim)).astype(int)
+    return np.choose(np.broadcast_to(which, cases[0].shape), cases) if len(cases) != 2 else np.where(which, cases[1], cases[0])
+
+
+def _reduced(f: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda eqn, x: f(x, axis=tuple(1 + a for a in eqn.params["axes"])).astype(_wide(eqn.outvars[0].aval.dtype))
+
+
+def _converted(eqn: Any, x: Array) -> Array:
+    to = _wide(eqn.params["new_dtype"])
+    return (x.real if x.dtype.kind == "c" and to.kind != "c" else x).astype(to)
+
+
 # Primitives that NumPy computes at once; the others run by JAX, one by one.
 _NUMPY: dict[str, Callable[..., Any]] = {
     "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "div": _divided,
@@ -348,4 +418,17 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "square": np.square, "abs": np.abs, "sign": np.sign,
     "max": np.maximum, "min": np.minimum, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
     "gt": np.greater, "ge": np.greater_equal, "not": np.invert, "logistic": lambda x: 1 / (1 + np.exp(-x)),
+    "pow": np.power,
+}  # fmt: skip
+_BY_PARAMETERS: dict[str, Callable[..., Any]] = {
+    "dot_general": _product, "broadcast_in_dim": _broadcast, "slice": _slice, "select_n": _chosen,
+    "convert_element_type": _converted,
+    "transpose": lambda eqn, x: x.transpose(0, *(1 + i for i in eqn.params["permutation"])),
+    "reshape": lambda eqn, x, *_: x.reshape(len(x), *eqn.params["new_sizes"]),
+    "squeeze": lambda eqn, x: np.squeeze(x, tuple(1 + i for i in eqn.params["dimensions"])),
+    "concatenate": lambda eqn, *xs: np.concatenate(xs, 1 + eqn.params["dimension"]),
+    "rev": lambda eqn, x: np.flip(x, [1 + i for i in eqn.params["dimensions"]]),
+    "integer_pow": lambda eqn, x: x ** float(eqn.params["y"]) if x.dtype.kind == "f" else x ** eqn.params["y"],
+    "reduce_sum": _reduced(np.sum), "reduce_max": _reduced(np.max), "reduce_min": _reduced(np.min),
+    "reduce_and": _reduced(np.all), "reduce_or": _reduced(np.any),
 }  # fmt: skip
