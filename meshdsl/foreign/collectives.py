@@ -37,6 +37,12 @@ def axes_of(eqn: Any) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else tuple(a for a in axes if isinstance(a, str))
 
 
+def split_over(spec: Any, rank: int) -> list[tuple[str, ...]]:
+    """The mesh axes over which each axis of an array is split."""
+    names = [() if own is None else (own,) if isinstance(own, str) else tuple(own) for own in spec]
+    return names + [()] * (rank - len(names))
+
+
 def groups(mesh: Axes, axes: Sequence[str], parts: Sequence[Sequence[int]] | None = None) -> Array:
     """The device numbers [group, member] of the groups along `axes`; `parts` are the `axis_index_groups`.
 

@@ -89,7 +89,9 @@ class Reference:
                 best = found
         return best
 
-    def candidates(self, grid: Array, axes: list[str], extremes: bool) -> Iterator[tuple[dict[str, str | int], Array, bool]]:
+    def candidates(
+        self, grid: Array, axes: list[str], extremes: bool
+    ) -> Iterator[tuple[dict[str, str | int], Array, bool]]:
         """Every value that blocks [axes ..., block ...] may be the parts of, from the last mesh axis to the first."""
         if not axes:
             yield {}, grid, False
@@ -102,7 +104,7 @@ class Reference:
             options.append((REPLICATED, blocks[0], False))
         else:
             options += [(d, np.concatenate(blocks, at + d), False) for d in range(grid.ndim - 1 - at)]
-            if grid.dtype.kind in "fc" or grid.dtype.kind in "iu" and blocks[0].size >= FEW:
+            if grid.dtype.kind in "fc" or (grid.dtype.kind in "iu" and blocks[0].size >= FEW):
                 options.append((PARTIAL, np.sum(blocks, 0), False))
             if extremes:
                 options.append((EXTREME, np.max(blocks, 0), False))
@@ -118,7 +120,11 @@ class Reference:
         known, mark = self.known.get(x.size, []), _shape_of_numbers(x[None])
         if only is not None:
             known = [(mark, only)] if only.shape == x.shape else []
-        near = [y for other, y in known if abs(other - mark) <= 1e-6 * max(1.0, abs(mark)) or other != other and mark != mark]
+        near = [
+            y
+            for other, y in known
+            if abs(other - mark) <= 1e-6 * max(1.0, abs(mark)) or (other != other and mark != mark)
+        ]
         best = None
         for y in near:
             for turned in _orders(y, x.shape):

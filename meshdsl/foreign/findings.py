@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..errors import Where
-from .collectives import SUMS, Array, axes_of
+from .collectives import SUMS, Array, axes_of, split_over
 from .explain import EXTREME, PARTIAL, REPLICATED, Reference, Sharding, close
-from .simulate import Run, Step, Value, split_over
+from .simulate import Run, Step, Value
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _near(line: Where, other: Where) -> str:
 class Search:
     """The findings of one run beside a reference."""
 
-    def __init__(self, run: Run, reference: Reference, names: dict[Value, tuple[str, ...]]) -> None:
+    def __init__(self, run: Run, reference: Reference, names: dict[Any, tuple[str, ...]]) -> None:
         self.run, self.reference, self.names = run, reference, names
         self.order = {step: i for i, step in enumerate(run.steps)}
         self.known = dict[Value, Sharding | None]()
@@ -86,6 +87,18 @@ class Search:
     def is_whole(self, value: Value) -> bool:
         found = self.sharding(value)
         return found is not None and found.is_right and not found.partial
+
+    def differing(self, results: Sequence[Value], wanted: Sequence[Value]) -> list[Value]:
+        """The results that are not the wanted ones, or not on every device, and collectives that some never reach."""
+        wrong = self.split_wrongly()
+        for result, one in zip(results, wanted, strict=True):
+            x, y = (
+                v.array[0] if isinstance(v.array, np.ndarray) else jax.random.key_data(v.array) for v in (result, one)
+            )
+            if not close(x, y, self.reference.tolerance):
+                self.expect(result, y)
+                wrong.append(result)
+        return wrong + [step.outs[0] for step in self.run.stuck]
 
     def expect(self, result: Value, wanted: Array) -> None:
         """A wrong result: that it equals another value of the reference explains nothing."""
@@ -114,11 +127,12 @@ class Search:
 
     def findings(self, wrong: Iterable[Value]) -> list[Finding]:
         """The findings behind these values, those that most likely are the cause first."""
+        stuck = [self.of_stuck(step) for step in self.run.stuck]
         front, joined, passed = self.front(wrong)
         by_place = {step: self.is_by_place(step) for step in front}
         front.sort(key=lambda step: (by_place[step], self.order[step]))
         found = [replace(self.of_step(step), is_sure=False) if by_place[step] else self.of_step(step) for step in front]
-        found += [self.of_exit(step) for step in joined]
+        found = stuck + found + [self.of_exit(step) for step in joined]
         if not any(one.is_sure for one in found):
             found = [self.of_passed(step) for step in passed] + found
         kept = dict[tuple[Where, str], Finding]()
@@ -182,9 +196,16 @@ class Search:
         wrong = tuple(a for a in axes if (a in taken) != isinstance(found.over[a], int)) or axes
         since, partial = self.since(v), [a for a in wrong if found.over[a] in (PARTIAL, EXTREME)]
         what = f"a result of shard_map is {self.text(v)}, but its out_specs is {step.spec}"
-        fix = f"{_sum(found, partial)} before it is returned" if partial else "change out_specs, or move the blocks first"
+        fix = (
+            f"{_sum(found, partial)} before it is returned" if partial else "change out_specs, or move the blocks first"
+        )
         at = v.maker.lines if v.maker else step.lines
         return Finding(what, at, "shard_map", wrong, since, fix)
+
+    def of_stuck(self, step: Step) -> Finding:
+        axes = axes_of(step.eqn)
+        what = f"some devices of a group over {', '.join(map(repr, axes))} never reach it, so the others wait forever"
+        return Finding(what, step.lines, step.name, axes, (), "take the branch, or the trip, on all of them")
 
     def of_passed(self, step: Step) -> Finding:
         axes = axes_of(step.eqn)
@@ -192,8 +213,11 @@ class Search:
         return Finding(what, step.lines, step.name, axes, is_sure=False)
 
     def text(self, value: Value) -> str:
-        found = self.sharding(value)
-        return "nothing that one device computes" if found is None else found.text(self.names.get(value, ()))
+        found, step = self.sharding(value), value.maker
+        own: tuple[str, ...] = ()
+        if step is not None and len(step.outs) == len(step.eqn.outvars):
+            own = self.names.get(step.eqn.outvars[step.outs.index(value)], ())
+        return "nothing that one device computes" if found is None else found.text(own)
 
     def of_step(self, step: Step) -> Finding:
         """What is wrong at a step whose operands are right and whose result is not."""

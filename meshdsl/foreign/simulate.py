@@ -24,7 +24,7 @@ from jax.extend.core import Literal
 
 from .. import jax_functions
 from ..errors import NOWHERE, TraceError, Where, users_line
-from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, groups, positions
+from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, groups, positions, split_over
 
 MAX_BYTES = 4_000_000_000
 MAX_TRIPS = 10_000
@@ -105,9 +105,8 @@ class Run:
         name = eqn.primitive.name
         if special := _SPECIAL.get(name):
             return special(self, eqn, ins, mesh, source, active)
-        if name in jax_functions.CALLS or name.startswith("custom_"):
-            if bodies := jax_functions.inner(eqn):
-                return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, source, active)
+        if (name in jax_functions.CALLS or name.startswith("custom_")) and (bodies := jax_functions.inner(eqn)):
+            return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, source, active)
         if name == "axis_index":
             arrays = [positions(eqn, mesh)]
         elif name in KINDS:
@@ -161,9 +160,7 @@ class Run:
                 "  simulate=False follows shardings without computing"
             ) from error
 
-    def shard_map(
-        self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None
-    ) -> list[Value]:
+    def shard_map(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
         """The body on blocks; axes of the mesh that stay automatic count as one device."""
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
         own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
@@ -207,7 +204,7 @@ class Run:
             on = np.asarray(go.array) & (True if active is None else active)
             if not on.any():
                 return carry
-            before, uniform = carry, on.all() or active is not None and (on == active).all()
+            before, uniform = carry, on.all() or (active is not None and (on == active).all())
             carry = self.jaxpr(
                 *jax_functions.opened(p["body_jaxpr"]), [*ins[n:m], *carry], mesh, source, active if uniform else on
             )
@@ -291,12 +288,6 @@ def join(x: Any, spec: Any, mesh: Axes) -> Any:
     return x.transpose(order).reshape(sizes)
 
 
-def split_over(spec: Any, rank: int) -> list[tuple[str, ...]]:
-    """The mesh axes over which each axis of an array is split."""
-    names = [() if own is None else (own,) if isinstance(own, str) else tuple(own) for own in spec]
-    return names + [()] * (rank - len(names))
-
-
 def _count(mesh: Axes) -> int:
     return math.prod(mesh.values())
 
@@ -333,7 +324,10 @@ def _widened(name: str, value: Any) -> Any:
     """A parameter of a primitive for floats of 64 bits, on no mesh."""
     if name in ("sharding", "out_sharding"):
         return None
-    if name in ("dtype", "new_dtype", "preferred_element_type", "accumulation_type", "index_dtype") and value is not None:
+    if (
+        name in ("dtype", "new_dtype", "preferred_element_type", "accumulation_type", "index_dtype")
+        and value is not None
+    ):
         return value if jax.numpy.issubdtype(value, jax.dtypes.prng_key) else _wide(value)
     return value
 
@@ -379,7 +373,9 @@ def _product(eqn: Any, x: Array, y: Array) -> Array:
     batch = [of_x[i] for i in batch_x]
     free = [[n for i, n in enumerate(of) if i not in (*over, *lead)]
             for of, over, lead in ((of_x, over_x, batch_x), (of_y, over_y, batch_y))]  # fmt: skip
-    return np.einsum(f"a{''.join(of_x)},a{''.join(of_y)}->a{''.join([*batch, *free[0], *free[1]])}", x, y, optimize=True)
+    return np.einsum(
+        f"a{''.join(of_x)},a{''.join(of_y)}->a{''.join([*batch, *free[0], *free[1]])}", x, y, optimize=True
+    )
 
 
 def _broadcast(eqn: Any, x: Array, *_: Any) -> Array:
@@ -399,7 +395,11 @@ def _slice(eqn: Any, x: Array) -> Array:
 
 def _chosen(eqn: Any, which: Array, *cases: Array) -> Array:
     which = which.reshape(len(which), *which.shape[1:], *[1] * (cases[0].ndim - which.ndim)).astype(int)
-    return np.choose(np.broadcast_to(which, cases[0].shape), cases) if len(cases) != 2 else np.where(which, cases[1], cases[0])
+    return (
+        np.choose(np.broadcast_to(which, cases[0].shape), cases)
+        if len(cases) != 2
+        else np.where(which, cases[1], cases[0])
+    )
 
 
 def _reduced(f: Callable[..., Array]) -> Callable[..., Array]:

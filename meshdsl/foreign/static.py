@@ -1,8 +1,8 @@
 """Follow the sharding of every value through a program without computing: at real sizes, on any mesh, in a moment.
 
-For each mesh axis a value is replicated, split along one of its axes, a partial sum or maximum, or unknown. What a
-primitive does with the axes of its operands stands in `jax_functions.table`. Where the rules do not decide, the value is
-unknown, and so is what comes of it: an unknown value is never called wrong, and never right.
+For each mesh axis a value is replicated, split along one of its axes, a partial sum or maximum, or unknown;
+`jax_functions.table` says what a primitive does with the axes of its operands. Where no rule decides, the value is
+unknown, and so is what comes of it: it is never called wrong, and never right.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -11,7 +11,7 @@ unknown, and so is what comes of it: an unknown value is never called wrong, and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,29 +19,36 @@ import numpy as np
 from jax.extend.core import Literal
 
 from .. import jax_functions
+from ..errors import Where
 from ..jax_functions.table import FIRST, JOINT, MIX, PRODUCTS, SUM, TABLE, equation
-from .collectives import CASTS, KINDS, SUMS, axes_of
-from .explain import EXTREME, PARTIAL, REPLICATED
+from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, split_over
+from .explain import EXTREME, PARTIAL, REPLICATED, Sharding
 from .findings import Finding
-from .simulate import is_library, lines_of, split_over
+from .simulate import is_library, lines_of
 
 UNKNOWN = "unknown"
-_LINEAR = FIRST | {"reduce_window_sum"} | CASTS
+Names = tuple[str, ...]  # a dim for each axis of a value, "" where none is known
+_LINEAR = FIRST | CASTS | {"transpose", "squeeze", "reduce_window_sum"}
+_KEEP_EXTREMES = {"max", "broadcast_in_dim", "reshape", "squeeze", "transpose", "convert_element_type"}
+# A product with a mask of one device is right though its operand is partial, as is a comparison with zero.
+_MASKS = {"mul", "eq", "ne", "lt", "gt", "le", "ge", "select_n", "sign"}
 
 
 @dataclass(frozen=True)
 class State:
-    """How a value lies over each mesh axis; `fixed`: it is made of numbers in the program alone, `zero`: of zeros.
+    """How a value lies over each mesh axis; one that is not named is replicated.
 
-    `scale`: how often a psum has counted it, if that is known. `source`: what made it partial, or scaled it. `joined`:
-    for a result of `shard_map` that its out_specs does not describe, the finding, if anything but a `shard_map` reads it.
+    `scale`: times what one device computes, None if unknown. `zero`: made of zeros alone. `assumed`: something behind it
+    is not decided, and is taken to be right to go on. `source`: the equation that made it partial, or scaled it.
+    `inside` and `spec`: what a result of `shard_map` is in there; `joined`: the finding, if `spec` does not describe it.
     """
 
-    over: Mapping[str, str | int]
+    over: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
     scale: float | None = 1.0
-    fixed: bool = False
     zero: bool = False
+    assumed: bool = False
     source: Any = None
+    names: Names = ()
     inside: State | None = None
     spec: Any = None
     joined: Finding | None = None
@@ -49,235 +56,203 @@ class State:
     def along(self, axis: str) -> str | int:
         return self.over.get(axis, REPLICATED)
 
+    @property
+    def is_known(self) -> bool:
+        return self.scale is not None and UNKNOWN not in self.over.values()
+
+    @property
+    def what(self) -> tuple[Any, ...]:
+        """What makes two states equal."""
+        over = {a: how for a, how in self.over.items() if how != REPLICATED}
+        return over, self.scale, self.zero, self.assumed
+
+    @property
+    def lines(self) -> tuple[Where, ...]:
+        return () if self.source is None else lines_of(self.source)
+
 
 @dataclass
 class Static:
-    """The findings of one program, and the results that no rule decides."""
+    """What is found by following one program. `names`: the dims of its variables, from those of its arguments."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
+    names: dict[Any, Names] = field(default_factory=dict[Any, Names])
     twins: dict[int, Any] = field(default_factory=dict[int, Any])  # by id: the equation of the program on one device
     quiet: int = 0
 
-    def program(self, closed: Any, one: Any, names: Sequence[str]) -> list[str]:
-        """Follow a traced program, beside the same one traced for one device, which tells which numbers in it count
-        devices; returns the results that are not decided."""
-        jaxpr, consts = jax_functions.opened(closed)
+    def program(self, closed: Any, one: Any, names: Sequence[Names]) -> list[bool]:
+        """Follow a traced program; for each result, whether it is decided.
+
+        `one` is the program traced for one device, or None: it tells which numbers count devices.
+        """
+        jaxpr, _ = jax_functions.opened(closed)
         if one is not None and jax_functions.outline(jaxpr) == jax_functions.outline(one):
             _pair(jaxpr, jax_functions.opened(one)[0], self.twins)
-        outs = self.jaxpr(jaxpr, [State({}) for _ in jaxpr.invars], {}, None)
-        for out in outs:
-            self.read(out)
-        return [name for name, out in zip(names, outs, strict=True) if UNKNOWN in out.over.values() or out.scale is None]
+        outs = self.jaxpr(jaxpr, [State(names=own) for own in names], {}, None)
+        self.read(outs)
+        return [out.is_known and not out.assumed for out in outs]
 
-    def read(self, state: State) -> None:
-        if state.joined is not None:
-            self.add(state.joined)
+    def read(self, states: Iterable[State]) -> None:
+        """Values that something else than a `shard_map` reads: what its out_specs say of them counts."""
+        for state in states:
+            if state.joined is not None:
+                self.add(state.joined)
 
     def add(self, finding: Finding) -> None:
         if not self.quiet and all((f.where, f.primitive) != (finding.where, finding.primitive) for f in self.findings):
             self.findings.append(finding)
 
-    def jaxpr(self, jaxpr: Any, ins: Sequence[State], mesh: Mapping[str, int], caller: Any) -> list[State]:
+    def wrong(self, eqn: Any, source: Any, what: str, axes: tuple[str, ...], state: State) -> None:
+        self.add(Finding(what, lines_of(source), eqn.primitive.name, axes, state.lines))
+
+    def jaxpr(self, jaxpr: Any, ins: Sequence[State], mesh: Axes, caller: Any) -> list[State]:
         env: dict[Any, State] = dict(zip(jaxpr.invars, ins, strict=True))
-        env |= {v: State({}, fixed=True) for v in jaxpr.constvars}
+        env |= {v: State() for v in jaxpr.constvars}
         library = caller is not None and is_library(jaxpr)
         for eqn in jaxpr.eqns:
             twin = self.twins.get(id(eqn))
-            like = twin.invars if twin is not None else [None] * len(eqn.invars)
-            values = [_number(v, w) if isinstance(v, Literal) else env[v] for v, w in zip(eqn.invars, like, strict=True)]
+            like = [None] * len(eqn.invars) if twin is None else twin.invars
+            pairs = zip(eqn.invars, like, strict=True)
+            values = [_number(v, w) if isinstance(v, Literal) else env[v] for v, w in pairs]
             outs = self.equation(eqn, values, mesh, caller if library else eqn)
             env.update(zip(eqn.outvars, outs, strict=True))
+        self.names.update((v, state.names) for v, state in env.items() if any(state.names))
         return [_number(v, None) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
-    def equation(self, eqn: Any, ins: list[State], mesh: Mapping[str, int], source: Any) -> list[State]:
-        name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
+    def equation(self, eqn: Any, ins: list[State], mesh: Axes, source: Any) -> list[State]:
+        name, bodies = eqn.primitive.name, [jax_functions.opened(body)[0] for body in jax_functions.inner(eqn)]
+        if name in CASTS:
+            return ins
         if name == "shard_map":
             return self.shard_map(eqn, ins, mesh, source)
-        if name in jax_functions.CALLS or name.startswith("custom_") and bodies:
-            return self.jaxpr(jax_functions.opened(bodies[0])[0], ins, mesh, source)
-        if name not in CASTS:
-            for state in ins:
-                self.read(state)
+        if bodies and (name in jax_functions.CALLS or name.startswith("custom_")):
+            return self.jaxpr(bodies[0], ins, mesh, source)
+        self.read(ins)
         if name == "scan":
-            return self.scan(eqn, ins, mesh, source)
+            return self.scan(eqn, bodies[0], ins, mesh, source)
         if name == "cond":
-            outs = [self.jaxpr(jax_functions.opened(body)[0], ins[1:], mesh, source) for body in bodies]
-            return [_unless(_uniform(ins[0]), _joined(own)) for own in zip(*outs, strict=True)]
-        if name == "while" or bodies and name not in KINDS and name not in TABLE:
-            every = [State(dict.fromkeys(mesh, UNKNOWN), None) for _ in eqn.outvars]
-            return [State({}, fixed=all(s.fixed for s in ins)) if all(map(_plain, ins)) else s for s in every]
-        if name in CASTS:
-            return list(ins)
-        if name == "axis_index":
-            return [State({a: UNKNOWN for a in axes_of(eqn)}, None)]
+            outs = [_either(own) for own in zip(*(self.jaxpr(b, ins[1:], mesh, source) for b in bodies), strict=True)]
+            return outs if ins[0].is_known and not ins[0].over else [_unknown(mesh) for _ in outs]
         if name in KINDS:
             return [self.collective(eqn, state, mesh, source) for state in ins]
-        over = {axis: self.along(eqn, axis, ins, source) for axis in mesh}
-        partial = next((s.source for s in ins if s.source is not None), None)
-        if PARTIAL in over.values() or EXTREME in over.values():
-            partial = partial or source
-        zero = all(s.zero for s in ins) and name in {*_LINEAR, *JOINT} and bool(ins)
-        state = State(over, self.scaled(eqn, ins, over, source), bool(ins) and all(s.fixed for s in ins), zero, partial)
-        return [state] * len(eqn.outvars)
+        if name == "axis_index" or (name not in TABLE and not all(s.is_known and not s.over for s in ins)):
+            return [_unknown(mesh)] * len(eqn.outvars)
+        return [self.computed(eqn, ins, mesh, source)] * len(eqn.outvars)
 
-    def shard_map(self, eqn: Any, ins: list[State], mesh: Mapping[str, int], source: Any) -> list[State]:
+    def computed(self, eqn: Any, ins: list[State], mesh: Axes, source: Any) -> State:
+        over = {axis: self.along(eqn, axis, ins, source) for axis in mesh}
+        over = {axis: how for axis, how in over.items() if how != REPLICATED}
+        made = next((s.source for s in ins if s.source is not None), None)
+        if made is None and not {PARTIAL, EXTREME}.isdisjoint(over.values()):
+            made = source
+        zero = bool(ins) and all(s.zero for s in ins) and eqn.primitive.name in _LINEAR | JOINT
+        scale = None if UNKNOWN in over.values() else self.scale(eqn, ins, source)
+        return State(over, scale, zero, any(s.assumed for s in ins), made, _names(eqn, ins))
+
+    def shard_map(self, eqn: Any, ins: list[State], mesh: Axes, source: Any) -> list[State]:
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
-        own = {a: n for a, n in sizes.items() if a in p["newly_manual_axes"]}
+        own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
         entered = list[State]()
         for state, spec, v in zip(ins, p["in_specs"], eqn.invars, strict=True):
             if state.inside is not None and state.spec == spec:
                 entered.append(state.inside)
                 continue
-            self.read(state)
-            over = {a: d for d, axes in enumerate(split_over(spec, len(v.aval.shape))) for a in axes}
-            unknown = UNKNOWN in state.over.values()
-            entered.append(replace(state, over={**state.over, **dict.fromkeys(own, UNKNOWN)} if unknown else over))
+            self.read([state])
+            split = {a: d for d, axes in enumerate(split_over(spec, len(v.aval.shape))) for a in axes}
+            entered.append(replace(state, over={**state.over, **split} if state.is_known else dict.fromkeys(own, UNKNOWN)))
         outs = self.jaxpr(jax_functions.opened(p["jaxpr"])[0], entered, {**mesh, **own}, source)
-        return [
-            self.left(state, spec, own, v, source)
-            for state, spec, v in zip(outs, p["out_specs"], eqn.outvars, strict=True)
-        ]
+        pairs = zip(outs, p["out_specs"], eqn.outvars, strict=True)
+        return [self.left(state, spec, own, len(v.aval.shape), source) for state, spec, v in pairs]
 
-    def left(self, state: State, spec: Any, own: Mapping[str, int], v: Any, source: Any) -> State:
-        wanted = {a: d for d, axes in enumerate(split_over(spec, len(v.aval.shape))) for a in axes}
+    def left(self, state: State, spec: Any, own: Axes, rank: int, source: Any) -> State:
+        """A result of `shard_map`."""
+        wanted = {a: d for d, axes in enumerate(split_over(spec, rank)) for a in axes}
         outside = {a: how for a, how in state.over.items() if a not in own}
-        wrong = [a for a, n in own.items() if n > 1 and state.along(a) not in (UNKNOWN, wanted.get(a, REPLICATED))]
-        if state.fixed and not state.source:
-            wrong = []
-        unknown = any(state.along(a) == UNKNOWN for a in own)
+        if any(state.along(a) == UNKNOWN for a in own) or state.scale is None:
+            return State(outside, None, assumed=True, names=state.names, inside=state, spec=spec)
+        wrong = tuple(a for a, n in own.items() if n > 1 and not state.zero and state.along(a) != wanted.get(a, REPLICATED))
         joined = None
-        if wrong or state.scale not in (None, 1.0) and not unknown:
-            at = lines_of(state.source if state.source is not None else source)
-            says = f"its out_specs is {spec}"
-            what = f"a result of shard_map is {_text(state, wrong or own)}, but {says}"
-            partial = [a for a in wrong if state.along(a) in (PARTIAL, EXTREME)]
-            fix = f"psum over {', '.join(map(repr, partial))} before it is returned" if partial else ""
-            joined = Finding(what, at or lines_of(source), "shard_map", tuple(wrong), at, fix)
-        over = {**outside, "": UNKNOWN} if unknown else outside
-        scale = None if joined or unknown else state.scale
-        return State(over, scale, state.fixed, inside=state, spec=spec, joined=joined)
+        if wrong or (state.scale != 1.0 and not state.assumed):
+            shown = Sharding({a: state.along(a) for a in own}, state.scale).text(state.names)
+            what = f"a result of shard_map is {shown}, but its out_specs is {spec}"
+            joined = Finding(what, state.lines or lines_of(source), "shard_map", wrong, state.lines)
+        return State(outside, 1.0, state.zero, state.assumed, None, state.names, state, spec, joined)
 
-    def scan(self, eqn: Any, ins: list[State], mesh: Mapping[str, int], source: Any) -> list[State]:
-        (body,) = jax_functions.inner(eqn)
-        jaxpr = jax_functions.opened(body)[0]
-        rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, jaxpr.invars, strict=True))
-        carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True))
+    def scan(self, eqn: Any, body: Any, ins: list[State], mesh: Axes, source: Any) -> list[State]:
+        rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
+        carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
         fixed = len(ins) - rows - carries
-        row = [_shifted(s, -1) for s in ins[fixed + carries :]]
-        carry = ins[fixed : fixed + carries]
+        row, carry = [_shifted(s, -1) for s in ins[fixed + carries :]], ins[fixed : fixed + carries]
         self.quiet += 1
-        for _ in range(2 + 2 * len(mesh)):
-            outs = self.jaxpr(jaxpr, [*ins[:fixed], *carry, *row], mesh, source)
-            new = [_joined([a, b]) for a, b in zip(carry, outs[:carries], strict=True)]
-            if [_key(s) for s in new] == [_key(s) for s in carry]:
+        while True:  # each trip makes a carry no more known, so this ends
+            outs = self.jaxpr(body, [*ins[:fixed], *carry, *row], mesh, source)
+            new = [_either([a, b]) for a, b in zip(carry, outs, strict=False)]
+            if [s.what for s in new] == [s.what for s in carry]:
                 break
             carry = new
-        else:
-            carry = [State(dict.fromkeys(mesh, UNKNOWN), None) for _ in carry]
         self.quiet -= 1
-        outs = self.jaxpr(jaxpr, [*ins[:fixed], *carry, *row], mesh, source)
+        outs = self.jaxpr(body, [*ins[:fixed], *carry, *row], mesh, source)
         return [*carry, *(_shifted(s, 1) for s in outs[carries:])]
 
-    def collective(self, eqn: Any, state: State, mesh: Mapping[str, int], source: Any) -> State:
-        name, p, over, scale, made = eqn.primitive.name, eqn.params, dict(state.over), state.scale, state.source
-        axes = [a for a in axes_of(eqn) if mesh[a] > 1]
-        if p.get("axis_index_groups") is not None:
-            return replace(state, over={**over, **dict.fromkeys(axes, UNKNOWN)}, scale=None)
-        for a in axes:
-            how = over.get(a, REPLICATED)
+    def collective(self, eqn: Any, state: State, mesh: Axes, source: Any) -> State:
+        """A value after a collective; what is unknown before a sum or a gather is taken to be what it needs."""
+        name, over, scale, made, assumed = eqn.primitive.name, dict(state.over), state.scale, state.source, state.assumed
+        for a in [a for a in axes_of(eqn) if mesh[a] > 1]:
+            how = UNKNOWN if eqn.params.get("axis_index_groups") else state.along(a)
+            partial = how in (PARTIAL, EXTREME)
             if name in SUMS and how == REPLICATED and scale is not None and not state.zero:
                 scale, made = scale * mesh[a], source
             elif name in SUMS and (isinstance(how, int) or how == EXTREME):
-                self.wrong(eqn, source, f"adds over {a!r} {_how(how, a)}", (a,), state)
-                scale = None
-            if name in ("pmax", "pmin") and (how == PARTIAL or isinstance(how, int)):
-                self.wrong(eqn, source, f"takes the extreme over {a!r} of {_how(how, a)}", (a,), state)
-            over[a] = self.moved(eqn, a, how, source, state)
-        if any(v == UNKNOWN for v in over.values()):
-            scale = None
-        done = not any(v in (PARTIAL, EXTREME) for v in over.values()) and scale == 1.0
-        return State(over, scale, state.fixed, state.zero, None if done else made)
-
-    def moved(self, eqn: Any, a: str, how: str | int, source: Any, state: State) -> str | int:
-        """How a value lies over an axis after a collective over it."""
-        name, p = eqn.primitive.name, eqn.params
-        if how == UNKNOWN:
-            return UNKNOWN
-        match KINDS[name]:
-            case "all_reduce":
-                return UNKNOWN if isinstance(how, int) else REPLICATED
-            case "reduce_scatter":
-                return p["scatter_dimension"] if how in (PARTIAL, REPLICATED) and p["tiled"] else UNKNOWN
-            case "all_gather":
-                if how != p["all_gather_dimension"] or not p["tiled"]:
-                    return UNKNOWN
-                return REPLICATED
-            case "all_to_all":
-                return p["split_axis"] if how == p["concat_axis"] else UNKNOWN
-            case _:
-                return UNKNOWN
-
-    def wrong(self, eqn: Any, source: Any, what: str, axes: tuple[str, ...], *states: State) -> None:
-        since = next((lines_of(s.source) for s in states if s.source is not None), ())
-        self.add(Finding(what, lines_of(source), eqn.primitive.name, axes, since))
+                self.wrong(eqn, source, f"adds over {a!r} {_how(how)}", (a,), state)
+            elif name in ("pmax", "pmin") and (how == PARTIAL or isinstance(how, int)):
+                self.wrong(eqn, source, f"takes the extreme over {a!r} of {_how(how)}", (a,), state)
+            over[a] = _moved(eqn, how)
+            if over[a] == UNKNOWN and KINDS[name] in ("all_reduce", "all_gather"):
+                over[a], scale, assumed = REPLICATED, 1.0, True
+            made = None if partial and scale == 1.0 else made
+        scale = None if UNKNOWN in over.values() else scale
+        return State(over, scale, state.zero, assumed, made, state.names)
 
     def along(self, eqn: Any, axis: str, ins: list[State], source: Any) -> str | int:
         """How the result of an equation lies over one mesh axis."""
         name, hows = eqn.primitive.name, [s.along(axis) for s in ins]
-        if UNKNOWN in hows:
-            return UNKNOWN
-        if all(how == REPLICATED for how in hows):
-            return REPLICATED
+        if UNKNOWN in hows or all(how == REPLICATED for how in hows):
+            return UNKNOWN if UNKNOWN in hows else REPLICATED
         if name == "reshape" and isinstance(hows[0], int):
             return _reshaped(equation(eqn), hows[0])
-        rule = TABLE.get(name)
-        if rule is None:
-            return UNKNOWN
-        targets = [*rule(equation(eqn)), *[()] * len(ins)]
-        results = set[str | int]()
+        targets, results = [*TABLE[name](equation(eqn)), *[()] * len(ins)], set[str | int]()
         for i, how in enumerate(hows):
             if isinstance(how, int):
                 to = targets[i][how] if how < len(targets[i]) else MIX
-                results.add(PARTIAL if to == SUM else EXTREME if name in ("reduce_max",) else UNKNOWN if to == MIX else to)
-            elif how in (PARTIAL, EXTREME):
-                results.add(self.partial(eqn, axis, i, how, ins, hows, source))
-        if name == "dot_general" and PARTIAL in results and len(results) > 1:
-            return UNKNOWN
+                mixed = EXTREME if name == "reduce_max" else UNKNOWN
+                results.add(PARTIAL if to == SUM else mixed if to == MIX else to)
+            elif how != REPLICATED:
+                results.add(self.partial(eqn, axis, i, ins, source))
         return results.pop() if len(results) == 1 else UNKNOWN
 
-    def partial(
-        self, eqn: Any, axis: str, i: int, how: str | int, ins: list[State], hows: list[str | int], source: Any
-    ) -> str | int:
+    def partial(self, eqn: Any, axis: str, i: int, ins: list[State], source: Any) -> str | int:
         """What an equation makes of an operand that is partial: partial still, or wrong."""
-        name, others = eqn.primitive.name, [k for k in range(len(ins)) if k != i]
-        alone = all(hows[k] == REPLICATED for k in others)
+        name, how = eqn.primitive.name, ins[i].along(axis)
+        others = [(k, s) for k, s in enumerate(ins) if k != i]
+        alone = all(s.along(axis) == REPLICATED for _, s in others)
         if how == EXTREME:
-            keeps = name in ("max", "broadcast_in_dim", "reshape", "squeeze", "transpose", "convert_element_type")
+            keeps = name in _KEEP_EXTREMES
+        elif name in JOINT:
+            keeps = all(s.along(axis) == how or s.zero or (name == "select_n" and k == 0) for k, s in others)
         else:
-            keeps = (
-                name in JOINT and all(hows[k] == how or ins[k].zero or (name == "select_n" and k == 0) for k in others)
-                or name in _LINEAR and i == 0 and alone
-                or name in PRODUCTS and alone
-                or name == "dynamic_update_slice" and ins[0].zero
-            )  # fmt: skip
+            keeps = alone and (name in PRODUCTS or (name in _LINEAR and i == 0))
         if keeps:
             return how
-        if name not in TABLE or name.startswith("scatter") or any(isinstance(hows[k], int) for k in others):
+        if not alone or name in _MASKS or name.startswith(("scatter", "dynamic_update")):
             return UNKNOWN
-        kind = "sum" if how == PARTIAL else "maximum"
-        if name in ("mul", "eq", "ne", "lt", "gt", "le", "ge", "select_n", "sign", "stop_gradient"):
-            return UNKNOWN  # a product with a mask of one device is right, as is a comparison with zero
-        self.wrong(eqn, source, f"an operand is a partial {kind} over {axis!r}", (axis,), ins[i])
+        self.wrong(eqn, source, f"an operand is {_how(how)} over {axis!r}", (axis,), ins[i])
         return UNKNOWN
 
-    def scaled(self, eqn: Any, ins: list[State], over: Mapping[str, str | int], source: Any) -> float | None:
-        """The scale of a result: known where sums have scaled its operands, and numbers differ from those of one device."""
-        name, own = eqn.primitive.name, [s.scale for s in ins]
-        if UNKNOWN in over.values() or None in own:
-            return None
-        scales = [scale for scale in own if scale is not None]
-        if all(scale == 1.0 for scale in scales):
-            return 1.0
+    def scale(self, eqn: Any, ins: list[State], source: Any) -> float | None:
+        """The scale of a result, from those of its operands."""
+        name, scales = eqn.primitive.name, [s.scale for s in ins if s.scale is not None]
+        if len(scales) < len(ins) or all(scale == 1.0 for scale in scales):
+            return None if len(scales) < len(ins) else 1.0
         if name in PRODUCTS:
             return scales[0] * scales[1]
         if name == "div":
@@ -287,12 +262,29 @@ class Static:
         if name in JOINT:
             used = {scale for s, scale in zip(ins, scales, strict=True) if not s.zero}
             return used.pop() if len(used) == 1 else None
-        if name in _LINEAR or name in ("transpose", "squeeze", "reduce_max"):
+        if name in _LINEAR or name == "reduce_max":
             return scales[0]
-        if name in TABLE and len(ins) == 1 and not ins[0].fixed and eqn.outvars[0].aval.dtype.kind == "f":
-            what = f"an operand is {scales[0]:g} times what one device computes"
-            self.wrong(eqn, source, what, (), ins[0])
+        if len(ins) == 1 and not ins[0].assumed and eqn.outvars[0].aval.dtype.kind == "f":
+            self.wrong(eqn, source, f"an operand is {scales[0]:g} times what one device computes", (), ins[0])
         return None
+
+
+def _moved(eqn: Any, how: str | int) -> str | int:
+    """How a value lies over an axis after a collective over it."""
+    p, kind = eqn.params, KINDS[eqn.primitive.name]
+    if how == UNKNOWN or (not p.get("tiled", True) and kind != "all_to_all"):
+        return UNKNOWN
+    match kind:
+        case "all_reduce":
+            return UNKNOWN if isinstance(how, int) else REPLICATED
+        case "reduce_scatter":
+            return UNKNOWN if isinstance(how, int) else p["scatter_dimension"]
+        case "all_gather":
+            return REPLICATED if how == p["all_gather_dimension"] else UNKNOWN
+        case "all_to_all":
+            return p["split_axis"] if how == p["concat_axis"] else UNKNOWN
+        case _:
+            return UNKNOWN
 
 
 def _pair(jaxpr: Any, one: Any, twins: dict[int, Any]) -> None:
@@ -303,15 +295,16 @@ def _pair(jaxpr: Any, one: Any, twins: dict[int, Any]) -> None:
 
 
 def _number(v: Any, twin: Any) -> State:
-    """The state of a number in the program; its scale is that over the number of the program on one device."""
+    """A number in the program; its scale is that over the number of the program on one device."""
     x = np.asarray(v.val)
+    zero = bool(np.all(x == 0))
     if not isinstance(twin, Literal):
-        return State({}, None, fixed=True, zero=bool(np.all(x == 0)))
+        return State(zero=zero, assumed=True)
     y = np.asarray(twin.val)
     ratio = 1.0 if x.shape == y.shape and np.array_equal(x, y, equal_nan=x.dtype.kind == "f") else None
     if ratio is None and x.ndim == y.ndim == 0 and y != 0 and x.dtype.kind in "fiu":
         ratio = float(x) / float(y)
-    return State({}, ratio, fixed=True, zero=bool(np.all(x == 0)))
+    return State({}, ratio, zero)
 
 
 def _reshaped(e: Any, axis: int) -> str | int:
@@ -323,45 +316,39 @@ def _reshaped(e: Any, axis: int) -> str | int:
     return UNKNOWN
 
 
+def _names(eqn: Any, ins: Sequence[State]) -> Names:
+    """The dims of a result, from those of the operands."""
+    rank = len(getattr(eqn.outvars[0].aval, "shape", ())) if eqn.outvars else 0
+    rule, out = TABLE.get(eqn.primitive.name), [""] * rank
+    if not any(any(s.names) for s in ins) or rule is None or eqn.primitive.name == "reshape":
+        return tuple(out)
+    for state, targets in zip(ins, rule(equation(eqn)), strict=False):
+        for dim, to in zip(state.names, targets, strict=False):
+            if isinstance(to, int) and dim and not out[to]:
+                out[to] = dim
+    return tuple(out)
+
+
+def _unknown(mesh: Axes) -> State:
+    return State(dict.fromkeys(mesh, UNKNOWN), None)
+
+
 def _shifted(state: State, by: int) -> State:
-    over = {a: UNKNOWN if isinstance(d, int) and d + by < 0 else d + by if isinstance(d, int) else d for a, d in state.over.items()}
-    return replace(state, over=over, inside=None, joined=None)
+    """The state of the rows of a value, or of the value that rows are stacked to."""
+    moved = {a: UNKNOWN if d + by < 0 else d + by for a, d in state.over.items() if isinstance(d, int)}
+    names = ("", *state.names) if by > 0 and state.names else state.names[1:]
+    return replace(state, over={**state.over, **moved}, names=names, inside=None, joined=None)
 
 
-def _key(state: State) -> tuple[Any, ...]:
-    return ({a: how for a, how in state.over.items() if how != REPLICATED}, state.scale, state.fixed, state.zero)
-
-
-def _joined(states: Sequence[State]) -> State:
+def _either(states: Sequence[State]) -> State:
     """One state for a value that may be any of these; zeros are like any other."""
     states = [s for s in states if not s.zero] or list(states)
-    first = states[0]
-    over = {
-        a: first.along(a) if all(s.along(a) == first.along(a) for s in states) else UNKNOWN
-        for s in states for a in s.over
-    }  # fmt: skip
-    scale = first.scale if all(s.scale == first.scale for s in states) else None
+    first, axes = states[0], {a for s in states for a in s.over}
+    over = {a: first.along(a) if all(s.along(a) == first.along(a) for s in states) else UNKNOWN for a in axes}
+    scale = first.scale if all(s.scale == first.scale for s in states) and UNKNOWN not in over.values() else None
     made = next((s.source for s in states if s.source is not None), None)
-    return State(over, scale, all(s.fixed for s in states), all(s.zero for s in states), made)
+    return State(over, scale, all(s.zero for s in states), any(s.assumed for s in states), made, first.names)
 
 
-def _unless(known: bool, state: State) -> State:
-    return state if known else replace(state, over=dict.fromkeys(state.over, UNKNOWN), scale=None)
-
-
-def _uniform(state: State) -> bool:
-    return all(how == REPLICATED for how in state.over.values())
-
-
-def _plain(state: State) -> bool:
-    return _uniform(state) and state.scale == 1.0
-
-
-def _how(how: str | int, axis: str) -> str:
-    return f"blocks of axis {how}" if isinstance(how, int) else f"a partial {'sum' if how == PARTIAL else 'maximum'}"
-
-
-def _text(state: State, axes: Any) -> str:
-    parts = [f"{_how(how, a)} over {a!r}" if how != REPLICATED else f"the same on every device of {a!r}"
-             for a in axes for how in [state.along(a)] if how != UNKNOWN]  # fmt: skip
-    return ", ".join(parts) + (f", counted {state.scale:g} times" if state.scale not in (None, 1.0) else "")
+def _how(how: str | int) -> str:
+    return f"the blocks of axis {how}" if isinstance(how, int) else f"a partial {'sum' if how == PARTIAL else 'maximum'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from .. import jax_functions
+from ..from_jax.arguments import Arguments
+from .collectives import split_over
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Traced:
 
     jaxpr: Any
     arguments: tuple[Any, ...]
-    names: tuple[str, ...]
+    labels: tuple[str, ...]
     results: tuple[str, ...]
 
     def shard_maps(self) -> Iterator[Any]:
@@ -45,21 +48,12 @@ def trace(
 
     `sizes`: sizes of mesh axes in place of those of the program's meshes; then their devices are not used.
     """
-    leaves, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
-    traced = [i for i, (_, x) in enumerate(leaves) if hasattr(x, "shape") and hasattr(x, "dtype")]
-
-    def flat(*arrays: Any) -> Any:
-        own = [x for _, x in leaves]
-        for i, x in zip(traced, arrays, strict=True):
-            own[i] = x
-        return f(*jax.tree_util.tree_unflatten(tree, own))
-
-    shapes = [jax.ShapeDtypeStruct(np.shape(leaves[i][1]), leaves[i][1].dtype) for i in traced]
+    known = Arguments(f, args)
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in known.arrays]
     with _meshes(sizes, check_vma):
-        jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*shapes)
+        jaxpr, out = jax.make_jaxpr(lambda *arrays: f(*known.filled(arrays)), return_shape=True)(*shapes)
     results = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
-    names = tuple(_path(leaves[i][0]) for i in traced)
-    return Traced(jaxpr, tuple(leaves[i][1] for i in traced), names, tuple(results))
+    return Traced(jaxpr, tuple(known.arrays), tuple(known.labels), tuple(results))
 
 
 @contextlib.contextmanager
@@ -78,6 +72,10 @@ def _meshes(sizes: Mapping[str, int] | None, check_vma: bool | None) -> Iterator
         if sizes is not None:
             own = tuple(sizes.get(a, n) for a, n in dict(mesh.shape).items())
             params["mesh"] = AbstractMesh(own, mesh.axis_names, axis_types=mesh.axis_types)
+            for x, spec in zip(args, params["in_specs"], strict=True):
+                parts = [math.prod(sizes.get(a, 1) for a in over) for over in split_over(spec, len(np.shape(x)))]
+                if any(n % k for n, k in zip(np.shape(x), parts, strict=True)):
+                    raise ValueError(f"{np.shape(x)} cannot be divided by {spec} on axes of these sizes")
         if check_vma is not None:
             params["check_vma"] = check_vma
         return made(*args, **params)
@@ -109,4 +107,4 @@ def _shard_maps(jaxpr: Any) -> Iterator[Any]:
 
 
 def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "the result"
