@@ -31,6 +31,7 @@ class Sharding:
     over: dict[str, str | int]
     scale: float = 1.0
     turned: bool = False  # the blocks lie in a cyclic order, as in a ring
+    is_mean: bool = False  # partial, and each device has the mean of its part
 
     @property
     def partial(self) -> tuple[str, ...]:
@@ -38,21 +39,26 @@ class Sharding:
 
     @property
     def is_right(self) -> bool:
-        return self.scale == 1.0
+        return self.scale == 1.0 or self.is_mean
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """Of several explanations, the largest is the likeliest."""
+        return self.is_right, not self.turned, self.scale == 1.0
 
     def text(self, names: Sequence[str] = ()) -> str:
         """For people; `names` are the dims of the value's axes."""
         parts = list[str]()
         for axis, how in self.over.items():
             if how == PARTIAL:
-                parts.append(f"a partial sum over {axis!r}")
+                parts.append(f"a partial {'mean' if self.is_mean else 'sum'} over {axis!r}")
             elif how == EXTREME:
                 parts.append(f"a partial maximum over {axis!r}")
             elif isinstance(how, int):
                 dim = f"{names[how]!r}" if how < len(names) and names[how] else f"axis {how}"
                 parts.append(f"{'in turn ' if self.turned else ''}split along {dim} over {axis!r}")
         text = ", ".join(parts) or "whole on every device"
-        return text if self.scale == 1.0 else f"{text}, {self.scale:g} times what one device computes"
+        return text if self.is_right else f"{text}, {self.scale:g} times what one device computes"
 
 
 class Reference:
@@ -82,10 +88,11 @@ class Reference:
             scale = self.scale(whole, only)
             if scale is None:
                 continue
-            found = Sharding({a: over[a] for a in mesh}, scale, turned)
-            if found.is_right and not turned:
+            count = math.prod(n for a, n in mesh.items() if over[a] == PARTIAL)
+            found = Sharding({a: over[a] for a in mesh}, scale, turned, scale == count > 1)
+            if found.scale == 1.0 and not turned:
                 return found
-            if best is None or (found.is_right, not turned) > (best.is_right, not best.turned):
+            if best is None or found.rank > best.rank:
                 best = found
         return best
 

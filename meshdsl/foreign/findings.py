@@ -134,7 +134,7 @@ class Search:
         found = [replace(self.of_step(step), is_sure=False) if by_place[step] else self.of_step(step) for step in front]
         found = stuck + found + [self.of_exit(step) for step in joined]
         if not any(one.is_sure for one in found):
-            found = [self.of_passed(step) for step in passed] + found
+            found = [self.of_passed(step) for step in [*passed, *self.turning(front)]] + found
         kept = dict[tuple[Where, str], Finding]()
         for one in found:
             kept.setdefault((one.where, one.primitive), one)
@@ -160,6 +160,19 @@ class Search:
                 front.append(step)
         passed.sort(key=lambda step: self.order[step])
         return list(dict.fromkeys(front)), list(dict.fromkeys(joined)), list(dict.fromkeys(passed))
+
+    def turning(self, front: Iterable[Step]) -> list[Step]:
+        """The permutes that brought the operands of these steps."""
+        todo, seen, found = [v for step in front for v in step.ins], set[Value](), list[Step]()
+        while todo:
+            v = todo.pop()
+            if v in seen or v.maker is None:
+                continue
+            seen.add(v)
+            if v.maker.name == "ppermute":
+                found.append(v.maker)
+            todo += v.maker.ins
+        return sorted(found, key=lambda step: self.order[step])
 
     def is_by_place(self, step: Step) -> bool:
         """True where a value differs from device to device by design: by `axis_index`, or as an integer constant."""
@@ -209,7 +222,7 @@ class Search:
 
     def of_passed(self, step: Step) -> Finding:
         axes = axes_of(step.eqn)
-        what = f"over {', '.join(map(repr, axes))}: what it sends and receives is nothing that one device computes"
+        what = f"over {', '.join(map(repr, axes))}: what it brings is nothing that one device computes, or comes in a wrong order"
         return Finding(what, step.lines, step.name, axes, is_sure=False)
 
     def text(self, value: Value) -> str:
@@ -232,7 +245,7 @@ class Search:
             (v, found), axes = partial[0], partial[0][1].partial
             whole = [w for w, own in zip(operands, known, strict=True) if not set(own.partial) & set(axes)]
             over, since = ", ".join(map(repr, axes)), self.since(v)
-            kind = "maximum" if EXTREME in found.over.values() else "sum"
+            kind = "maximum" if EXTREME in found.over.values() else "mean" if found.is_mean else "sum"
             fix = f"{_sum(found, axes)} {_between(since, step.lines)}"
             if step.name in ("add", "add_any", "sub") and (whole or len(operands) < len(step.ins)):
                 what = f"adds a value that is whole to a partial {kind} over {over}, which counts it on every device"
@@ -264,8 +277,11 @@ class Search:
         if step.name in SUMS and equal:
             over = ", ".join(map(repr, equal))
             times = math.prod(v.mesh[a] for a in equal)
-            what = f"adds over {over} values that are equal there: the result is {times} times too large"
+            what = f"adds over {over} values that are equal there: the result is {times:g} times too large"
             return Finding(what, step.lines, step.name, tuple(equal), self.since(v), f"no sum over {over}, or a pmean")
+        if found.is_mean and step.name in SUMS:
+            what = f"adds the means of parts over {shown}: the result is {found.scale:g} times too large"
+            return Finding(what, step.lines, step.name, axes, self.since(v), f"pmean over {shown}")
         what = f"over {shown} of a value that is {self.text(v)}"
         return Finding(what, step.lines, step.name, axes, self.since(v), _move(found, axes))
 
@@ -277,7 +293,7 @@ def _move(found: Sharding, axes: Sequence[str]) -> str:
 
 
 def _sum(found: Sharding, axes: Sequence[str]) -> str:
-    kind = "pmax" if any(found.over[a] == EXTREME for a in axes) else "psum"
+    kind = "pmax" if any(found.over[a] == EXTREME for a in axes) else "pmean" if found.is_mean else "psum"
     return f"{kind} over {', '.join(map(repr, axes))}"
 
 

@@ -148,6 +148,35 @@ def gpipe(module: Any) -> Built:
     return Built(_mapped(step, {"stages": 4}, (specs, P(), P()), (specs, P()), False), (state, tokens, targets))
 
 
+def written(name: str, sizes: dict[str, int], ins: Any, outs: Any, shapes: Any, check: bool = True) -> Program:
+    """A function of `written.py`, with normal numbers for its arguments: shapes, or ranges of integers with a shape."""
+
+    def build(module: Any) -> Built:
+        rng = np.random.default_rng(0)
+
+        def drawn(shape: Any) -> Any:
+            if isinstance(shape[0], str):
+                return rng.integers(0, int(shape[0]), shape[1:], dtype=np.int32)
+            return rng.standard_normal(shape).astype(np.float32)
+
+        args = jax.tree.map(drawn, shapes, is_leaf=lambda x: isinstance(x, tuple) and isinstance(x[0], int | str))
+        return Built(_mapped(getattr(module, name), sizes, ins, outs, check), tuple(args))
+
+    inside = {"megatron": ["enter", "leave", "block", "megatron", "<lambda>"], "recurrent": ["_cell", "recurrent"]}
+    return Program(OURS / "written.py", list(sizes), inside.get(name, [name]), 3, build)
+
+
+_MEGATRON = {
+    "scale_1": (4,), "scale_2": (4,), "q": (4, 4, 3), "k": (4, 4, 3), "v": (4, 4, 3), "o": (4, 3, 4), "up": (4, 8),
+    "down": (8, 4),
+}  # fmt: skip
+_MEGATRON_AT = {
+    "scale_1": P(), "scale_2": P(), "q": P(None, "model"), "k": P(None, "model"), "v": P(None, "model"),
+    "o": P("model"), "up": P(None, "model"), "down": P("model"),
+}  # fmt: skip
+_LAYERS = [((8, 8), (8,)), ((8, 4), (4,))]
+_LAYERS_AT = [(P("data"), P()), (P("data"), P())]
+
 PROGRAMS: dict[str, Program] = {
     **{f"two_layer.{n}": Program(HANDWRITTEN / "two_layer.py", axes, [n], 3, two_layer(n)) for n, axes in (
         ("data", ["all"]), ("model", ["all"]), ("data_model", ["rows", "cols"]), ("three_d", ["rows", "cols", "planes"]),
@@ -165,4 +194,20 @@ PROGRAMS: dict[str, Program] = {
                               attention("ring")),
     "attention.all_to_all": Program(HANDWRITTEN / "attention.py", ["rows"], ["exchange"], 1, attention("all_to_all")),
     "gpipe": Program(HANDWRITTEN / "gpipe.py", ["stages"], None, 3, gpipe),
+    "fsdp": written("fsdp", {"data": 4}, (_LAYERS_AT, P("data"), P("data")), (_LAYERS_AT, P()),
+                    [_LAYERS, (8, 8), (8, 4)], False),
+    "megatron": written("megatron", {"data": 2, "model": 2},
+                        (_MEGATRON_AT, P("data", "model"), P("data", "model")), (_MEGATRON_AT, P()),
+                        [_MEGATRON, (4, 6, 4), (4, 6, 4)], False),
+    "ring_attention": written("ring_attention", {"ring": 4}, (P(None, "ring"),) * 3, P(None, "ring"),
+                              [(2, 8, 2, 3)] * 3, False),
+    "pipeline": written("pipeline", {"stage": 4}, (P("stage"), P()), P(), [(4, 5, 5), (3, 2, 5)], False),
+    "experts": written("experts", {"expert": 4}, (P(), P("expert"), P("expert"), P("expert")), (P("expert"), P()),
+                       [(5, 4), (4, 5, 6), (4, 6, 5), (8, 5)]),
+    "vocabulary": written("vocabulary", {"data": 2, "model": 4}, (P("model"), P("data"), P("data")), P(),
+                          [(16, 5), ("16", 4, 3), ("16", 4, 3)]),
+    "statistics": written("statistics", {"data": 2, "model": 2}, (P("data", "model"), P("model")),
+                          (P("data", "model"), P()), [(8, 6), (6, 4)]),
+    "recurrent": written("recurrent", {"data": 2, "model": 2}, (P("model"), P(None, "data")), (P("model"), P()),
+                         [(6, 6), (3, 4, 6)]),
 }  # fmt: skip
