@@ -111,6 +111,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
     "from_jax": ("Imported", "from_jax", "named"),
+    "foreign": ("JaxReport", "verify_jax"),
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",

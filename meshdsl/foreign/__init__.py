@@ -6,7 +6,7 @@ device computes, and `findings` goes back from a wrong result to where that ends
 computing. `price` lists what is sent, `names` follows dims, and `verify` has `md.verify_jax`.
 """
 
-from .report import Report as JaxReport
+from .report import JaxReport
 from .verify import verify_jax
 
 __all__ = ["JaxReport", "verify_jax"]

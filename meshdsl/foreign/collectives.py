@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from .. import jax_functions
+
 Axes = Mapping[str, int]  # mesh axis -> size, major to minor
 Array = np.ndarray[Any, Any]
 
 # Each result is its operand; only its type changes, or what a compiler may do with it.
 CASTS = {
-    "copy", "copy_p", "mesh_cast", "name", "optimization_barrier", "pbroadcast", "pcast", "pvary", "reshard",
+    "copy", "copy_p", "md_named", "mesh_cast", "meshdsl_invariant", "name", "optimization_barrier", "pbroadcast", "pcast", "pvary", "reshard",
     "sharding_constraint", "stop_gradient",
 }  # fmt: skip
+CALLS = jax_functions.CALLS | {"meshdsl_blocks"}
 # primitive -> the kind that the reports, the ledger and the machine files know
 KINDS = {
     "psum": "all_reduce", "psum_invariant": "all_reduce", "pmax": "all_reduce", "pmin": "all_reduce",

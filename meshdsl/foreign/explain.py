@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .collectives import Array
-from .simulate import Run, Value
+from .simulate import Run, Blocks
 
 REPLICATED, PARTIAL, EXTREME = "replicated", "partial", "extreme"
 _EXTREMES = {"reduce_max", "max", "pmax"}
@@ -24,7 +24,7 @@ ROTATED = 16  # axes of at most so many devices are tried in every cyclic order
 
 
 @dataclass(frozen=True)
-class Sharding:
+class Explanation:
     """How a value lies over the mesh: for each mesh axis `replicated`, the number of the axis that it splits, `partial`
     (the value is the sum over devices) or `extreme` (their maximum); and its scale: times what one device computes."""
 
@@ -64,7 +64,7 @@ class Sharding:
 class Reference:
     """The values of a run on one device, found by their numbers."""
 
-    def __init__(self, run: Run, inputs: Sequence[Value], scales: Sequence[float], tolerance: float) -> None:
+    def __init__(self, run: Run, inputs: Sequence[Blocks], scales: Sequence[float], tolerance: float) -> None:
         self.tolerance, self.scales = tolerance, [1.0, *scales]
         self.known = dict[int, list[tuple[float, Array]]]()  # by size: what is left of a value without its scale
         seen = set[int]()
@@ -77,11 +77,11 @@ class Reference:
         for own in self.known.values():
             own.sort(key=lambda pair: pair[0])
 
-    def explained(self, value: Value, only: Array | None = None) -> Sharding | None:
+    def explained(self, value: Blocks, only: Array | None = None) -> Explanation | None:
         """The sharding under which `value` is a value of the reference, or `only` this one; the one nearest to right."""
         x, mesh = value.array, value.mesh
         if not isinstance(x, np.ndarray) or value.is_literal or not x.size:
-            return Sharding(dict.fromkeys(mesh, REPLICATED))
+            return Explanation(dict.fromkeys(mesh, REPLICATED))
         best, extremes = None, value.maker is not None and value.maker.name in _EXTREMES
         grid = x.reshape(*mesh.values(), *x.shape[1:])
         for over, whole, turned in self.candidates(grid, list(mesh), extremes) if x.any() else ():
@@ -89,7 +89,7 @@ class Reference:
             if scale is None:
                 continue
             count = math.prod(n for a, n in mesh.items() if over[a] == PARTIAL)
-            found = Sharding({a: over[a] for a in mesh}, scale, turned, scale == count > 1)
+            found = Explanation({a: over[a] for a in mesh}, scale, turned, scale == count > 1)
             if found.scale == 1.0 and not turned:
                 return found
             if best is None or found.rank > best.rank:

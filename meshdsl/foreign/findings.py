@@ -12,8 +12,8 @@ import numpy as np
 
 from ..errors import Where
 from .collectives import SUMS, Array, axes_of, split_over
-from .explain import EXTREME, PARTIAL, REPLICATED, Reference, Sharding, close
-from .simulate import Run, Step, Value
+from .explain import EXTREME, PARTIAL, REPLICATED, Reference, Explanation, close
+from .simulate import Run, Executed, Blocks
 
 
 @dataclass(frozen=True)
@@ -73,22 +73,22 @@ class Search:
     def __init__(self, run: Run, reference: Reference, names: dict[Any, tuple[str, ...]]) -> None:
         self.run, self.reference, self.names = run, reference, names
         self.order = {step: i for i, step in enumerate(run.steps)}
-        self.known = dict[Value, Sharding | None]()
+        self.known = dict[Blocks, Explanation | None]()
 
-    def sharding(self, value: Value) -> Sharding | None:
+    def sharding(self, value: Blocks) -> Explanation | None:
         if value not in self.known:
             self.known[value] = self.reference.explained(value)
         return self.known[value]
 
-    def is_right(self, value: Value) -> bool:
+    def is_right(self, value: Blocks) -> bool:
         found = self.sharding(value)
         return found is not None and found.is_right
 
-    def is_whole(self, value: Value) -> bool:
+    def is_whole(self, value: Blocks) -> bool:
         found = self.sharding(value)
         return found is not None and found.is_right and not found.partial
 
-    def differing(self, results: Sequence[Value], wanted: Sequence[Value]) -> list[Value]:
+    def differing(self, results: Sequence[Blocks], wanted: Sequence[Blocks]) -> list[Blocks]:
         """The results that are not the wanted ones, or not on every device, and collectives that some never reach."""
         wrong = self.split_wrongly()
         for result, one in zip(results, wanted, strict=True):
@@ -100,16 +100,16 @@ class Search:
                 wrong.append(result)
         return wrong + [step.outs[0] for step in self.run.stuck]
 
-    def expect(self, result: Value, wanted: Array) -> None:
+    def expect(self, result: Blocks, wanted: Array) -> None:
         """A wrong result: that it equals another value of the reference explains nothing."""
         self.known[result] = None
         while result.maker is not None and _is_exit(result.maker):
             (result,) = result.maker.ins
             self.known[result] = self.reference.explained(result, wanted)
 
-    def split_wrongly(self) -> list[Value]:
+    def split_wrongly(self) -> list[Blocks]:
         """Results of `shard_map` that `out_specs` calls equal on devices where they differ."""
-        wrong = list[Value]()
+        wrong = list[Blocks]()
         for step in self.run.steps:
             if not _is_exit(step):
                 continue
@@ -125,7 +125,7 @@ class Search:
                     break
         return wrong
 
-    def findings(self, wrong: Iterable[Value]) -> list[Finding]:
+    def findings(self, wrong: Iterable[Blocks]) -> list[Finding]:
         """The findings behind these values, those that most likely are the cause first."""
         stuck = [self.of_stuck(step) for step in self.run.stuck]
         front, joined, passed = self.front(wrong)
@@ -140,10 +140,16 @@ class Search:
             kept.setdefault((one.where, one.primitive), one)
         return list(kept.values())
 
-    def front(self, wrong: Iterable[Value]) -> tuple[list[Step], list[Step], list[Step]]:
+    def front(self, wrong: Iterable[Blocks]) -> tuple[list[Executed], list[Executed], list[Executed]]:
         """The steps that made a wrong value of right ones, the right values that `out_specs` joins wrongly, and the
         collectives that wrong values passed through."""
-        todo, seen, front, joined, passed = list(wrong), set[Value](), list[Step](), list[Step](), list[Step]()
+        todo, seen, front, joined, passed = (
+            list(wrong),
+            set[Blocks](),
+            list[Executed](),
+            list[Executed](),
+            list[Executed](),
+        )
         while todo:
             value = todo.pop()
             if value in seen or value.maker is None:
@@ -161,9 +167,9 @@ class Search:
         passed.sort(key=lambda step: self.order[step])
         return list(dict.fromkeys(front)), list(dict.fromkeys(joined)), list(dict.fromkeys(passed))
 
-    def turning(self, front: Iterable[Step]) -> list[Step]:
+    def turning(self, front: Iterable[Executed]) -> list[Executed]:
         """The permutes that brought the operands of these steps."""
-        todo, seen, found = [v for step in front for v in step.ins], set[Value](), list[Step]()
+        todo, seen, found = [v for step in front for v in step.ins], set[Blocks](), list[Executed]()
         while todo:
             v = todo.pop()
             if v in seen or v.maker is None:
@@ -174,7 +180,7 @@ class Search:
             todo += v.maker.ins
         return sorted(found, key=lambda step: self.order[step])
 
-    def is_by_place(self, step: Step) -> bool:
+    def is_by_place(self, step: Executed) -> bool:
         """True where a value differs from device to device by design: by `axis_index`, or as an integer constant."""
         if step.name == "axis_index":
             return True
@@ -183,9 +189,9 @@ class Search:
             return True
         return any(maker.name == "axis_index" for v in arrays for maker in self.behind(v))
 
-    def behind(self, value: Value) -> list[Step]:
+    def behind(self, value: Blocks) -> list[Executed]:
         """The steps through which a value is not whole, back to those whose operands all are."""
-        todo, seen, found = [value], set[Value](), list[Step]()
+        todo, seen, found = [value], set[Blocks](), list[Executed]()
         while todo:
             v = todo.pop()
             if v in seen or v.maker is None or self.is_whole(v):
@@ -195,12 +201,12 @@ class Search:
             todo += v.maker.ins
         return found
 
-    def since(self, value: Value) -> tuple[Where, ...]:
+    def since(self, value: Blocks) -> tuple[Where, ...]:
         """The line that first made a value partial, or scaled it, and its callers."""
         steps = [step for step in self.behind(value) if all(self.is_whole(v) for v in step.ins)]
         return min(steps, key=lambda step: self.order[step]).lines if steps else ()
 
-    def of_exit(self, step: Step) -> Finding:
+    def of_exit(self, step: Executed) -> Finding:
         (v,) = step.ins
         found = self.sharding(v)
         assert found is not None
@@ -215,24 +221,24 @@ class Search:
         at = v.maker.lines if v.maker else step.lines
         return Finding(what, at, "shard_map", wrong, since, fix)
 
-    def of_stuck(self, step: Step) -> Finding:
+    def of_stuck(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
         what = f"some devices of a group over {', '.join(map(repr, axes))} never reach it, so the others wait forever"
         return Finding(what, step.lines, step.name, axes, (), "take the branch, or the trip, on all of them")
 
-    def of_passed(self, step: Step) -> Finding:
+    def of_passed(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
         what = f"over {', '.join(map(repr, axes))}: what it brings is nothing that one device computes, or comes in a wrong order"
         return Finding(what, step.lines, step.name, axes, is_sure=False)
 
-    def text(self, value: Value) -> str:
+    def text(self, value: Blocks) -> str:
         found, step = self.sharding(value), value.maker
         own: tuple[str, ...] = ()
         if step is not None and len(step.outs) == len(step.eqn.outvars):
             own = self.names.get(step.eqn.outvars[step.outs.index(value)], ())
         return "nothing that one device computes" if found is None else found.text(own)
 
-    def of_step(self, step: Step) -> Finding:
+    def of_step(self, step: Executed) -> Finding:
         """What is wrong at a step whose operands are right and whose result is not."""
         operands = [v for v in step.ins if not v.is_literal]
         known = [found for v in operands if (found := self.sharding(v)) is not None]
@@ -266,7 +272,7 @@ class Search:
         return Finding(what, step.lines, step.name, is_sure=False)
 
     def of_collective(
-        self, step: Step, operands: Sequence[Value], known: Sequence[Sharding], result: Sharding | None
+        self, step: Executed, operands: Sequence[Blocks], known: Sequence[Explanation], result: Explanation | None
     ) -> Finding:
         axes, (v, found) = axes_of(step.eqn), (operands[0], known[0]) if operands else (step.ins[0], None)
         shown = ", ".join(map(repr, axes))
@@ -286,13 +292,13 @@ class Search:
         return Finding(what, step.lines, step.name, axes, self.since(v), _move(found, axes))
 
 
-def _move(found: Sharding, axes: Sequence[str]) -> str:
+def _move(found: Explanation, axes: Sequence[str]) -> str:
     if any(found.over.get(a) == PARTIAL for a in axes):
         return "psum"
     return "all_gather" if any(isinstance(found.over.get(a), int) for a in axes) else ""
 
 
-def _sum(found: Sharding, axes: Sequence[str]) -> str:
+def _sum(found: Explanation, axes: Sequence[str]) -> str:
     kind = "pmax" if any(found.over[a] == EXTREME for a in axes) else "pmean" if found.is_mean else "psum"
     return f"{kind} over {', '.join(map(repr, axes))}"
 
@@ -308,5 +314,5 @@ def _explaining(scale: float, mesh: Any) -> tuple[str, ...]:
     return next(((a,) for a, n in mesh.items() if scale in (n, 1 / n)), ())
 
 
-def _is_exit(step: Step) -> bool:
+def _is_exit(step: Executed) -> bool:
     return step.name == "shard_map" and len(step.ins[0].mesh) > len(step.outs[0].mesh)

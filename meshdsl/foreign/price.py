@@ -22,7 +22,7 @@ from .simulate import is_library, lines_of
 
 
 @dataclass(frozen=True)
-class Collective:
+class Sent:
     """One collective of a program, per device and run of the program.
 
     `bytes` is the larger of operand and result, as in the ledger of a meshdsl program; `trips` counts the loops around
@@ -48,13 +48,13 @@ class Collective:
         return {**own, "where": str(self.where), "axes": list(self.axes), "mesh": dict(self.mesh)}
 
 
-def collectives(closed: Any, machine: Machine | None = None) -> list[Collective]:
+def collectives(closed: Any, machine: Machine | None = None) -> list[Sent]:
     """Every collective of a traced program, one for each operand, in order; those within one device are left out."""
     found = list(_inside(jax_functions.opened(closed)[0], {}, 1, False, None))
     return found if machine is None else [_timed(one, machine) for one in found]
 
 
-def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, caller: Any) -> Iterator[Collective]:
+def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, caller: Any) -> Iterator[Sent]:
     library = caller is not None and is_library(jaxpr)
     for eqn in jaxpr.eqns:
         name, source = eqn.primitive.name, caller if library else eqn
@@ -64,7 +64,7 @@ def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, ca
             where = next(iter(lines_of(source)), NOWHERE)
             if size:
                 kind = KINDS[name]
-                yield Collective(where, name, kind, axes, mesh, v.aval.dtype.name, size, trips, unbounded, None, eqn)
+                yield Sent(where, name, kind, axes, mesh, v.aval.dtype.name, size, trips, unbounded, None, eqn)
         own, times, loop = mesh, trips, unbounded
         if name == "shard_map":
             own = dict(eqn.params["mesh"].shape)
@@ -76,7 +76,7 @@ def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, ca
             yield from _inside(jax_functions.opened(body)[0], own, times, loop, source)
 
 
-def _timed(one: Collective, machine: Machine) -> Collective:
+def _timed(one: Sent, machine: Machine) -> Sent:
     placed = place(machine.network, Mesh(dict(one.mesh)))
     size = one.bytes * math.prod(one.mesh[a] for a in one.axes) if one.kind == "all_to_all" else one.bytes
-    return Collective(**{**vars(one), "seconds": one.trips * placed.seconds(one.kind, one.axes, size)})
+    return Sent(**{**vars(one), "seconds": one.trips * placed.seconds(one.kind, one.axes, size)})

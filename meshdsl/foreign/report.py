@@ -9,11 +9,11 @@ from typing import Any
 from ..errors.tables import line_of, table
 from ..errors.units import seconds, show_bytes
 from .findings import Finding
-from .price import Collective
+from .price import Sent
 
 
 @dataclass(frozen=True)
-class Report:
+class JaxReport:
     """Whether a sharded JAX program computes what one device computes, and what it sends; `print` shows both.
 
     `findings` are the places where it does not, those that most likely are the cause first; `undecided` the results that
@@ -23,7 +23,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     undecided: Mapping[str, str]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[Sent, ...]
     results: tuple[str, ...]
     mesh: Mapping[str, int]
     notes: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Report:
     def _sent(self) -> list[str]:
         if not self.collectives:
             return ["no collective"]
-        rows = dict[tuple[Any, ...], list[Collective]]()
+        rows = dict[tuple[Any, ...], list[Sent]]()
         for one in self.collectives:
             rows.setdefault((one.where, one.kind, one.axes, one.trips, one.unbounded), []).append(one)
         shown = [
@@ -79,5 +79,5 @@ class Report:
         }  # fmt: skip
 
 
-def _time(own: list[Collective]) -> str:
+def _time(own: list[Sent]) -> str:
     return "" if own[0].seconds is None else seconds(sum(one.seconds or 0.0 for one in own))

@@ -24,19 +24,19 @@ from jax.extend.core import Literal
 
 from .. import jax_functions
 from ..errors import NOWHERE, TraceError, Where, users_line
-from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, groups, positions, split_over
+from .collectives import CALLS, CASTS, KINDS, Array, Axes, apply, axes_of, groups, positions, split_over
 
 MAX_BYTES = 4_000_000_000
 MAX_TRIPS = 10_000
 
 
 @dataclass(eq=False)
-class Value:
+class Blocks:
     """A value of a run: its array on each device [devices, ...], the mesh axes of these devices, and what made it."""
 
     array: Any
     mesh: Axes
-    maker: Step | None = None
+    maker: Executed | None = None
     is_literal: bool = False  # computed from numbers in the program alone
 
     @property
@@ -45,14 +45,14 @@ class Value:
 
 
 @dataclass(eq=False)
-class Step:
+class Executed:
     """One equation of a run. `source`: the equation whose line counts, the call for one inside a library's function;
     `spec`: how an argument of `shard_map` is split, or a result is joined."""
 
     name: str
     eqn: Any
-    ins: list[Value]
-    outs: list[Value]
+    ins: list[Blocks]
+    outs: list[Blocks]
     source: Any
     spec: Any = None
 
@@ -74,25 +74,25 @@ class Step:
 class Run:
     """Every step of a program, in the order in which they ran. `stuck`: collectives that some devices never reach."""
 
-    steps: list[Step] = field(default_factory=list[Step])
-    stuck: list[Step] = field(default_factory=list[Step])
+    steps: list[Executed] = field(default_factory=list[Executed])
+    stuck: list[Executed] = field(default_factory=list[Executed])
     narrow: bool = False  # some primitives ran in the dtypes of the program
     guessed: bool = False  # a permutation names devices that are not there, and they are left out
     bytes: int = 0
 
-    def program(self, closed: Any, arguments: Sequence[Any]) -> list[Value]:
+    def program(self, closed: Any, arguments: Sequence[Any]) -> list[Blocks]:
         """The results of a traced program, as values of no mesh."""
         jaxpr, consts = jax_functions.opened(closed)
         with jax.enable_x64(True):
-            return self.jaxpr(jaxpr, consts, [Value(_host(x)[None], {}) for x in arguments], {}, None, None)
+            return self.jaxpr(jaxpr, consts, [Blocks(_host(x)[None], {}) for x in arguments], {}, None, None)
 
     def jaxpr(
-        self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], mesh: Axes, caller: Any, active: Array | None
-    ) -> list[Value]:
-        env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
+        self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Blocks], mesh: Axes, caller: Any, active: Array | None
+    ) -> list[Blocks]:
+        env: dict[Any, Blocks] = dict(zip(jaxpr.invars, ins, strict=True))
         env |= {v: literal(c, mesh) for v, c in zip(jaxpr.constvars, consts, strict=True)}
 
-        def read(v: Any) -> Value:
+        def read(v: Any) -> Blocks:
             return literal(v.val, mesh) if isinstance(v, Literal) else env[v]
 
         library = caller is not None and is_library(jaxpr)
@@ -101,11 +101,11 @@ class Run:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def equation(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
+    def equation(self, eqn: Any, ins: list[Blocks], mesh: Axes, source: Any, active: Array | None) -> list[Blocks]:
         name = eqn.primitive.name
         if special := _SPECIAL.get(name):
             return special(self, eqn, ins, mesh, source, active)
-        if (name in jax_functions.CALLS or name.startswith("custom_")) and (bodies := jax_functions.inner(eqn)):
+        if (name in CALLS or name.startswith("custom_")) and (bodies := jax_functions.inner(eqn)):
             return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, source, active)
         if name == "axis_index":
             arrays = [positions(eqn, mesh)]
@@ -124,11 +124,11 @@ class Run:
         return step.outs
 
     def step(
-        self, name: str, eqn: Any, ins: list[Value], arrays: Sequence[Any], mesh: Axes, source: Any, spec: Any = None
-    ) -> Step:
+        self, name: str, eqn: Any, ins: list[Blocks], arrays: Sequence[Any], mesh: Axes, source: Any, spec: Any = None
+    ) -> Executed:
         fixed = name != "axis_index" and all(v.is_literal for v in ins)
-        outs = [Value(x, mesh, is_literal=fixed) for x in arrays]
-        step = Step(name, eqn, ins, outs, source, spec)
+        outs = [Blocks(x, mesh, is_literal=fixed) for x in arrays]
+        step = Executed(name, eqn, ins, outs, source, spec)
         for value in outs:
             value.maker = step
             self.bytes += getattr(value.array, "nbytes", 0)
@@ -160,7 +160,7 @@ class Run:
                 "  simulate=False follows shardings without computing"
             ) from error
 
-    def shard_map(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
+    def shard_map(self, eqn: Any, ins: list[Blocks], mesh: Axes, source: Any, active: Array | None) -> list[Blocks]:
         """The body on blocks; axes of the mesh that stay automatic count as one device."""
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
         own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
@@ -175,12 +175,12 @@ class Run:
             for v, spec in zip(outs, p["out_specs"], strict=True)
         ]
 
-    def scan(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
+    def scan(self, eqn: Any, ins: list[Blocks], mesh: Axes, source: Any, active: Array | None) -> list[Blocks]:
         p, (jaxpr, consts) = eqn.params, jax_functions.opened(jax_functions.inner(eqn)[0])
         rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, jaxpr.invars, strict=True))
         carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True))
         fixed = len(ins) - rows - carries
-        carry, trips, stacked = ins[fixed : fixed + carries], range(p["length"]), list[list[Value]]()
+        carry, trips, stacked = ins[fixed : fixed + carries], range(p["length"]), list[list[Blocks]]()
         for t in reversed(trips) if p["reverse"] else trips:
             row = [self.step("scan", eqn, [v], [v.array[:, t]], mesh, source).outs[0] for v in ins[fixed + carries :]]
             outs = self.jaxpr(jaxpr, consts, [*ins[:fixed], *carry, *row], mesh, source, active)
@@ -195,7 +195,7 @@ class Run:
             results += self.step("scan", eqn, parts, [whole], mesh, source).outs
         return results
 
-    def loop(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
+    def loop(self, eqn: Any, ins: list[Blocks], mesh: Axes, source: Any, active: Array | None) -> list[Blocks]:
         p = eqn.params
         n, m = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         carry = ins[m:]
@@ -212,12 +212,12 @@ class Run:
                 carry = self.chosen(eqn, (~on).astype(int), [carry, before], mesh, source)
         raise TraceError(f"a while loop at {_where(source)} makes more than {MAX_TRIPS:,} trips on these arguments")
 
-    def branches(self, eqn: Any, ins: list[Value], mesh: Axes, source: Any, active: Array | None) -> list[Value]:
+    def branches(self, eqn: Any, ins: list[Blocks], mesh: Axes, source: Any, active: Array | None) -> list[Blocks]:
         """The branch that is taken; where devices take different ones, all of these, and each device's own results."""
         bodies = eqn.params["branches"]
         which = np.clip(np.asarray(ins[0].array).astype(int), 0, len(bodies) - 1)
         taken = sorted(set(which.tolist()))
-        outs = list[list[Value]]()
+        outs = list[list[Blocks]]()
         for k in taken:
             on = which == k
             part = active if on.all() else on if active is None else on & active
@@ -227,9 +227,9 @@ class Run:
         return self.chosen(eqn, np.searchsorted(taken, which), outs, mesh, source, ins[0])
 
     def chosen(
-        self, eqn: Any, which: Array, outs: list[list[Value]], mesh: Axes, source: Any, index: Value | None = None
-    ) -> list[Value]:
-        results = list[Value]()
+        self, eqn: Any, which: Array, outs: list[list[Blocks]], mesh: Axes, source: Any, index: Blocks | None = None
+    ) -> list[Blocks]:
+        results = list[Blocks]()
         for options in zip(*outs, strict=True):
             picked = np.stack([v.array for v in options])[which, np.arange(len(which))]
             ins = [*options, *([] if index is None else [index])]
@@ -237,7 +237,7 @@ class Run:
         return results
 
 
-_SPECIAL: dict[str, Callable[..., list[Value]]] = {
+_SPECIAL: dict[str, Callable[..., list[Blocks]]] = {
     "shard_map": Run.shard_map, "scan": Run.scan, "while": Run.loop, "cond": Run.branches
 }  # fmt: skip
 
@@ -254,9 +254,9 @@ def _where(source: Any) -> Where:
     return next(iter(lines_of(source)), NOWHERE)
 
 
-def literal(x: Any, mesh: Axes) -> Value:
+def literal(x: Any, mesh: Axes) -> Blocks:
     broadcast: Any = np.broadcast_to if isinstance(x := _host(x), np.ndarray) else jax.numpy.broadcast_to
-    return Value(broadcast(x, (_count(mesh), *x.shape)), mesh, is_literal=True)
+    return Blocks(broadcast(x, (_count(mesh), *x.shape)), mesh, is_literal=True)
 
 
 def split(x: Any, spec: Any, mesh: Axes) -> Any:

@@ -21,8 +21,8 @@ from jax.extend.core import Literal
 from .. import jax_functions
 from ..errors import Where
 from ..jax_functions.table import FIRST, JOINT, MIX, PRODUCTS, SUM, TABLE, equation
-from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, split_over
-from .explain import EXTREME, PARTIAL, REPLICATED, Sharding
+from .collectives import CALLS, CASTS, KINDS, SUMS, Axes, axes_of, split_over
+from .explain import EXTREME, PARTIAL, REPLICATED, Explanation
 from .findings import Finding
 from .simulate import is_library, lines_of
 
@@ -35,7 +35,7 @@ _MASKS = {"mul", "eq", "ne", "lt", "gt", "le", "ge", "select_n", "sign"}
 
 
 @dataclass(frozen=True)
-class State:
+class Followed:
     """How a value lies over each mesh axis; one that is not named is replicated.
 
     `scale`: times what one device computes, None if unknown. `zero`: made of zeros alone. `assumed`: something behind it
@@ -49,7 +49,7 @@ class State:
     assumed: bool = False
     source: Any = None
     names: Names = ()
-    inside: State | None = None
+    inside: Followed | None = None
     spec: Any = None
     joined: Finding | None = None
 
@@ -88,11 +88,11 @@ class Static:
         jaxpr, _ = jax_functions.opened(closed)
         if one is not None and jax_functions.outline(jaxpr) == jax_functions.outline(one):
             _pair(jaxpr, jax_functions.opened(one)[0], self.twins)
-        outs = self.jaxpr(jaxpr, [State(names=own) for own in names], {}, None)
+        outs = self.jaxpr(jaxpr, [Followed(names=own) for own in names], {}, None)
         self.read(outs)
         return [out.is_known and not out.assumed for out in outs]
 
-    def read(self, states: Iterable[State]) -> None:
+    def read(self, states: Iterable[Followed]) -> None:
         """Values that something else than a `shard_map` reads: what its out_specs say of them counts."""
         for state in states:
             if state.joined is not None:
@@ -102,12 +102,12 @@ class Static:
         if not self.quiet and all((f.where, f.primitive) != (finding.where, finding.primitive) for f in self.findings):
             self.findings.append(finding)
 
-    def wrong(self, eqn: Any, source: Any, what: str, axes: tuple[str, ...], state: State) -> None:
+    def wrong(self, eqn: Any, source: Any, what: str, axes: tuple[str, ...], state: Followed) -> None:
         self.add(Finding(what, lines_of(source), eqn.primitive.name, axes, state.lines))
 
-    def jaxpr(self, jaxpr: Any, ins: Sequence[State], mesh: Axes, caller: Any) -> list[State]:
-        env: dict[Any, State] = dict(zip(jaxpr.invars, ins, strict=True))
-        env |= {v: State() for v in jaxpr.constvars}
+    def jaxpr(self, jaxpr: Any, ins: Sequence[Followed], mesh: Axes, caller: Any) -> list[Followed]:
+        env: dict[Any, Followed] = dict(zip(jaxpr.invars, ins, strict=True))
+        env |= {v: Followed() for v in jaxpr.constvars}
         library = caller is not None and is_library(jaxpr)
         for eqn in jaxpr.eqns:
             twin = self.twins.get(id(eqn))
@@ -119,13 +119,13 @@ class Static:
         self.names.update((v, state.names) for v, state in env.items() if any(state.names))
         return [_number(v, None) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
-    def equation(self, eqn: Any, ins: list[State], mesh: Axes, source: Any) -> list[State]:
+    def equation(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         name, bodies = eqn.primitive.name, [jax_functions.opened(body)[0] for body in jax_functions.inner(eqn)]
         if name in CASTS:
             return ins
         if name == "shard_map":
             return self.shard_map(eqn, ins, mesh, source)
-        if bodies and (name in jax_functions.CALLS or name.startswith("custom_")):
+        if bodies and (name in CALLS or name.startswith("custom_")):
             return self.jaxpr(bodies[0], ins, mesh, source)
         self.read(ins)
         if name == "scan":
@@ -139,7 +139,7 @@ class Static:
             return [_unknown(mesh)] * len(eqn.outvars)
         return [self.computed(eqn, ins, mesh, source)] * len(eqn.outvars)
 
-    def computed(self, eqn: Any, ins: list[State], mesh: Axes, source: Any) -> State:
+    def computed(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> Followed:
         over = {axis: self.along(eqn, axis, ins, source) for axis in mesh}
         over = {axis: how for axis, how in over.items() if how != REPLICATED}
         made = next((s.source for s in ins if s.source is not None), None)
@@ -147,38 +147,42 @@ class Static:
             made = source
         zero = bool(ins) and all(s.zero for s in ins) and eqn.primitive.name in _LINEAR | JOINT
         scale = None if UNKNOWN in over.values() else self.scale(eqn, ins, source)
-        return State(over, scale, zero, any(s.assumed for s in ins), made, _names(eqn, ins))
+        return Followed(over, scale, zero, any(s.assumed for s in ins), made, _names(eqn, ins))
 
-    def shard_map(self, eqn: Any, ins: list[State], mesh: Axes, source: Any) -> list[State]:
+    def shard_map(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
         own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
-        entered = list[State]()
+        entered = list[Followed]()
         for state, spec, v in zip(ins, p["in_specs"], eqn.invars, strict=True):
             if state.inside is not None and state.spec == spec:
                 entered.append(state.inside)
                 continue
             self.read([state])
             split = {a: d for d, axes in enumerate(split_over(spec, len(v.aval.shape))) for a in axes}
-            entered.append(replace(state, over={**state.over, **split} if state.is_known else dict.fromkeys(own, UNKNOWN)))
+            entered.append(
+                replace(state, over={**state.over, **split} if state.is_known else dict.fromkeys(own, UNKNOWN))
+            )
         outs = self.jaxpr(jax_functions.opened(p["jaxpr"])[0], entered, {**mesh, **own}, source)
         pairs = zip(outs, p["out_specs"], eqn.outvars, strict=True)
         return [self.left(state, spec, own, len(v.aval.shape), source) for state, spec, v in pairs]
 
-    def left(self, state: State, spec: Any, own: Axes, rank: int, source: Any) -> State:
+    def left(self, state: Followed, spec: Any, own: Axes, rank: int, source: Any) -> Followed:
         """A result of `shard_map`."""
         wanted = {a: d for d, axes in enumerate(split_over(spec, rank)) for a in axes}
         outside = {a: how for a, how in state.over.items() if a not in own}
         if any(state.along(a) == UNKNOWN for a in own) or state.scale is None:
-            return State(outside, None, assumed=True, names=state.names, inside=state, spec=spec)
-        wrong = tuple(a for a, n in own.items() if n > 1 and not state.zero and state.along(a) != wanted.get(a, REPLICATED))
+            return Followed(outside, None, assumed=True, names=state.names, inside=state, spec=spec)
+        wrong = tuple(
+            a for a, n in own.items() if n > 1 and not state.zero and state.along(a) != wanted.get(a, REPLICATED)
+        )
         joined = None
         if wrong or (state.scale != 1.0 and not state.assumed):
-            shown = Sharding({a: state.along(a) for a in own}, state.scale).text(state.names)
+            shown = Explanation({a: state.along(a) for a in own}, state.scale).text(state.names)
             what = f"a result of shard_map is {shown}, but its out_specs is {spec}"
             joined = Finding(what, state.lines or lines_of(source), "shard_map", wrong, state.lines)
-        return State(outside, 1.0, state.zero, state.assumed, None, state.names, state, spec, joined)
+        return Followed(outside, 1.0, state.zero, state.assumed, None, state.names, state, spec, joined)
 
-    def scan(self, eqn: Any, body: Any, ins: list[State], mesh: Axes, source: Any) -> list[State]:
+    def scan(self, eqn: Any, body: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
         carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
         fixed = len(ins) - rows - carries
@@ -194,9 +198,15 @@ class Static:
         outs = self.jaxpr(body, [*ins[:fixed], *carry, *row], mesh, source)
         return [*carry, *(_shifted(s, 1) for s in outs[carries:])]
 
-    def collective(self, eqn: Any, state: State, mesh: Axes, source: Any) -> State:
+    def collective(self, eqn: Any, state: Followed, mesh: Axes, source: Any) -> Followed:
         """A value after a collective; what is unknown before a sum or a gather is taken to be what it needs."""
-        name, over, scale, made, assumed = eqn.primitive.name, dict(state.over), state.scale, state.source, state.assumed
+        name, over, scale, made, assumed = (
+            eqn.primitive.name,
+            dict(state.over),
+            state.scale,
+            state.source,
+            state.assumed,
+        )
         for a in [a for a in axes_of(eqn) if mesh[a] > 1]:
             how = UNKNOWN if eqn.params.get("axis_index_groups") else state.along(a)
             partial = how in (PARTIAL, EXTREME)
@@ -211,9 +221,9 @@ class Static:
                 over[a], scale, assumed = REPLICATED, 1.0, True
             made = None if partial and scale == 1.0 else made
         scale = None if UNKNOWN in over.values() else scale
-        return State(over, scale, state.zero, assumed, made, state.names)
+        return Followed(over, scale, state.zero, assumed, made, state.names)
 
-    def along(self, eqn: Any, axis: str, ins: list[State], source: Any) -> str | int:
+    def along(self, eqn: Any, axis: str, ins: list[Followed], source: Any) -> str | int:
         """How the result of an equation lies over one mesh axis."""
         name, hows = eqn.primitive.name, [s.along(axis) for s in ins]
         if UNKNOWN in hows or all(how == REPLICATED for how in hows):
@@ -230,7 +240,7 @@ class Static:
                 results.add(self.partial(eqn, axis, i, ins, source))
         return results.pop() if len(results) == 1 else UNKNOWN
 
-    def partial(self, eqn: Any, axis: str, i: int, ins: list[State], source: Any) -> str | int:
+    def partial(self, eqn: Any, axis: str, i: int, ins: list[Followed], source: Any) -> str | int:
         """What an equation makes of an operand that is partial: partial still, or wrong."""
         name, how = eqn.primitive.name, ins[i].along(axis)
         others = [(k, s) for k, s in enumerate(ins) if k != i]
@@ -248,7 +258,7 @@ class Static:
         self.wrong(eqn, source, f"an operand is {_how(how)} over {axis!r}", (axis,), ins[i])
         return UNKNOWN
 
-    def scale(self, eqn: Any, ins: list[State], source: Any) -> float | None:
+    def scale(self, eqn: Any, ins: list[Followed], source: Any) -> float | None:
         """The scale of a result, from those of its operands."""
         name, scales = eqn.primitive.name, [s.scale for s in ins if s.scale is not None]
         if len(scales) < len(ins) or all(scale == 1.0 for scale in scales):
@@ -294,17 +304,17 @@ def _pair(jaxpr: Any, one: Any, twins: dict[int, Any]) -> None:
             _pair(jax_functions.opened(body)[0], jax_functions.opened(other)[0], twins)
 
 
-def _number(v: Any, twin: Any) -> State:
+def _number(v: Any, twin: Any) -> Followed:
     """A number in the program; its scale is that over the number of the program on one device."""
     x = np.asarray(v.val)
     zero = bool(np.all(x == 0))
     if not isinstance(twin, Literal):
-        return State(zero=zero, assumed=True)
+        return Followed(zero=zero, assumed=True)
     y = np.asarray(twin.val)
     ratio = 1.0 if x.shape == y.shape and np.array_equal(x, y, equal_nan=x.dtype.kind == "f") else None
     if ratio is None and x.ndim == y.ndim == 0 and y != 0 and x.dtype.kind in "fiu":
         ratio = float(x) / float(y)
-    return State({}, ratio, zero)
+    return Followed({}, ratio, zero)
 
 
 def _reshaped(e: Any, axis: int) -> str | int:
@@ -316,7 +326,7 @@ def _reshaped(e: Any, axis: int) -> str | int:
     return UNKNOWN
 
 
-def _names(eqn: Any, ins: Sequence[State]) -> Names:
+def _names(eqn: Any, ins: Sequence[Followed]) -> Names:
     """The dims of a result, from those of the operands."""
     rank = len(getattr(eqn.outvars[0].aval, "shape", ())) if eqn.outvars else 0
     rule, out = TABLE.get(eqn.primitive.name), [""] * rank
@@ -329,26 +339,28 @@ def _names(eqn: Any, ins: Sequence[State]) -> Names:
     return tuple(out)
 
 
-def _unknown(mesh: Axes) -> State:
-    return State(dict.fromkeys(mesh, UNKNOWN), None)
+def _unknown(mesh: Axes) -> Followed:
+    return Followed(dict.fromkeys(mesh, UNKNOWN), None)
 
 
-def _shifted(state: State, by: int) -> State:
+def _shifted(state: Followed, by: int) -> Followed:
     """The state of the rows of a value, or of the value that rows are stacked to."""
     moved = {a: UNKNOWN if d + by < 0 else d + by for a, d in state.over.items() if isinstance(d, int)}
     names = ("", *state.names) if by > 0 and state.names else state.names[1:]
     return replace(state, over={**state.over, **moved}, names=names, inside=None, joined=None)
 
 
-def _either(states: Sequence[State]) -> State:
+def _either(states: Sequence[Followed]) -> Followed:
     """One state for a value that may be any of these; zeros are like any other."""
     states = [s for s in states if not s.zero] or list(states)
     first, axes = states[0], {a for s in states for a in s.over}
     over = {a: first.along(a) if all(s.along(a) == first.along(a) for s in states) else UNKNOWN for a in axes}
     scale = first.scale if all(s.scale == first.scale for s in states) and UNKNOWN not in over.values() else None
     made = next((s.source for s in states if s.source is not None), None)
-    return State(over, scale, all(s.zero for s in states), any(s.assumed for s in states), made, first.names)
+    return Followed(over, scale, all(s.zero for s in states), any(s.assumed for s in states), made, first.names)
 
 
 def _how(how: str | int) -> str:
-    return f"the blocks of axis {how}" if isinstance(how, int) else f"a partial {'sum' if how == PARTIAL else 'maximum'}"
+    return (
+        f"the blocks of axis {how}" if isinstance(how, int) else f"a partial {'sum' if how == PARTIAL else 'maximum'}"
+    )

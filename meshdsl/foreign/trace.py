@@ -24,7 +24,7 @@ from .collectives import split_over
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedStep:
     """A function as a jaxpr, with its array arguments in order and the path of each argument and result."""
 
     jaxpr: Any
@@ -43,7 +43,7 @@ class Traced:
 
 def trace(
     f: Callable[..., Any], args: Sequence[Any], sizes: Mapping[str, int] | None = None, check_vma: bool | None = None
-) -> Traced:
+) -> TracedStep:
     """The function of these arguments, arrays or shapes; other leaves stay what they are.
 
     `sizes`: sizes of mesh axes in place of those of the program's meshes; then their devices are not used.
@@ -53,7 +53,7 @@ def trace(
     with _meshes(sizes, check_vma):
         jaxpr, out = jax.make_jaxpr(lambda *arrays: f(*known.filled(arrays)), return_shape=True)(*shapes)
     results = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
-    return Traced(jaxpr, tuple(known.arrays), tuple(known.labels), tuple(results))
+    return TracedStep(jaxpr, tuple(known.arrays), tuple(known.labels), tuple(results))
 
 
 @contextlib.contextmanager

@@ -19,11 +19,11 @@ from ..errors import ShapeError, TraceError, nearest
 from .collectives import SUMS, Axes
 from .explain import Reference, scales_of
 from .findings import Finding, Search
-from .price import Collective, collectives
-from .report import Report
-from .simulate import Run, Value
+from .price import Sent, collectives
+from .report import JaxReport
+from .simulate import Run, Blocks
 from .static import Names, Static
-from .trace import Traced, trace
+from .trace import TracedStep, trace
 
 TOLERANCE, NARROW_TOLERANCE = 1e-8, 1e-4
 
@@ -37,7 +37,7 @@ def verify_jax(
     machine: str | Machine | None = None,
     except_: Mapping[str, str] | None = None,
     seed: int = 0,
-) -> Report:
+) -> JaxReport:
     """Check a JAX function that contains `jax.shard_map`: does it compute what one device computes, and what does it send?
 
     The function is traced, not run, so its mesh needs no devices; nothing in it changes. It is simulated on every device
@@ -91,7 +91,7 @@ def verify_jax(
     else:
         case.followed("")
     case.leave_out(except_ or {})
-    return Report(tuple(case.findings), case.undecided, sent, traced.results, traced.sizes(), tuple(case.notes))
+    return JaxReport(tuple(case.findings), case.undecided, sent, traced.results, traced.sizes(), tuple(case.notes))
 
 
 @dataclass
@@ -100,7 +100,7 @@ class _Case:
 
     f: Callable[..., Any]
     args: Sequence[Any]
-    traced: Traced
+    traced: TracedStep
     refused: str
     dims: Mapping[str, str]
     seed: int
@@ -143,7 +143,7 @@ class _Case:
 
     def search(self, run: Run, twin: Run, arrays: Sequence[Any]) -> Search:
         tolerance = NARROW_TOLERANCE if run.narrow or twin.narrow else TOLERANCE
-        inputs = [Value(x[None] if isinstance(x, np.ndarray) else x, {}) for x in arrays]
+        inputs = [Blocks(x[None] if isinstance(x, np.ndarray) else x, {}) for x in arrays]
         reference = Reference(twin, inputs, scales_of([*self.traced.sizes().values()]), tolerance)
         return Search(run, reference, self.named())
 
@@ -154,7 +154,7 @@ class _Case:
             static.program(self.traced.jaxpr, None, self.names)
         return static.names
 
-    def drawn(self, one: Traced) -> tuple[list[Any], Run, list[Value]]:
+    def drawn(self, one: TracedStep) -> tuple[list[Any], Run, list[Blocks]]:
         """Arguments, and the run of one device on them: normal numbers, or positive ones if no result is finite."""
         for positive in (False, True):
             rng = np.random.default_rng(self.seed)
@@ -166,7 +166,7 @@ class _Case:
                 break
         return arrays, twin, wanted
 
-    def on_another_mesh(self, twin: Run, arrays: Sequence[Any], wanted: Sequence[Value]) -> None:
+    def on_another_mesh(self, twin: Run, arrays: Sequence[Any], wanted: Sequence[Blocks]) -> None:
         """Right on this mesh: say so if it is not on one of other sizes, where that can be tried."""
         sizes = self.traced.sizes()
         doubled = [{a: 2 * n for a, n in sizes.items()}, *({**sizes, a: 2 * n} for a, n in sizes.items())]
@@ -212,7 +212,7 @@ class _Case:
             self.undecided[f"what depends on {line}"] = f"it differs by intention: {why}"
 
 
-def _traced(f: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, str]:
+def _traced(f: Callable[..., Any], args: Sequence[Any]) -> tuple[TracedStep, str]:
     """The function, and what JAX's check of types that vary has against it; then it is traced without that check."""
     try:
         return trace(f, args), ""
@@ -229,7 +229,7 @@ def _first_line(error: BaseException) -> str:
     return (saying or lines or [type(error).__name__])[0][:300]
 
 
-def _dims_of(traced: Traced, dims: Mapping[str, str]) -> list[Names]:
+def _dims_of(traced: TracedStep, dims: Mapping[str, str]) -> list[Names]:
     """The dims of each argument; a key is its path, the end of it, or a pattern such as `*/w`."""
     shapes = [tuple(x.shape) for x in traced.arguments]
     found: list[Names] = [("",) * len(shape) for shape in shapes]
@@ -267,7 +267,7 @@ def _bound(every: Sequence[Any]) -> int:
     return min((n for x in every for n in x.shape if n > 1), default=2)
 
 
-def _integers(traced: Traced) -> str:
+def _integers(traced: TracedStep) -> str:
     own = [
         label for label, x in zip(traced.labels, traced.arguments, strict=True)
         if isinstance(x, jax.ShapeDtypeStruct) and np.issubdtype(x.dtype, np.integer)
@@ -277,7 +277,7 @@ def _integers(traced: Traced) -> str:
     return f"{', '.join(own)}: integers below {_bound(traced.arguments)} are drawn; if they are indices, pass arrays"
 
 
-def _narrow_sums(sent: Sequence[Collective]) -> list[str]:
+def _narrow_sums(sent: Sequence[Sent]) -> list[str]:
     own = [c for c in sent if c.primitive in SUMS and c.dtype in ("bfloat16", "float16")]
     lines = dict.fromkeys((c.where, c.dtype, c.axes) for c in own)
     return [f"{where}: a sum over {', '.join(map(repr, axes))} is added in {dtype}" for where, dtype, axes in lines]

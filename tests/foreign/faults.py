@@ -86,7 +86,11 @@ def faults(name: str, path: Path, axes: list[str], functions: list[str] | None, 
     for node, kind, new in _misplaced(tree):
         if functions is None or any(f in functions for f in _functions_at(tree, node.lineno)):
             changed = copy.deepcopy(tree)
-            target = next(n for n in ast.walk(changed) if ast.dump(n, include_attributes=True) == ast.dump(node, include_attributes=True))
+            target = next(
+                n
+                for n in ast.walk(changed)
+                if ast.dump(n, include_attributes=True) == ast.dump(node, include_attributes=True)
+            )
             module = _module(_Replace(target, new).visit(changed), path)
             yield Fault(name, kind, (node.lineno, node.end_lineno or node.lineno), None, module)
 

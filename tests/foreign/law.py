@@ -24,7 +24,13 @@ def right(program: Program) -> Any:
 
 def same(built: Any, case: Any) -> bool:
     """True for a fault that changes no result: the program is still right."""
-    one, other = (Run().program(trace(c.step, c.args, check_vma=False).jaxpr, built.args_flat if False else trace(c.step, c.args, check_vma=False).arguments) for c in (built, case))
+    one, other = (
+        Run().program(
+            trace(c.step, c.args, check_vma=False).jaxpr,
+            built.args_flat if False else trace(c.step, c.args, check_vma=False).arguments,
+        )
+        for c in (built, case)
+    )
     return all(close(a.array[0], b.array[0], 1e-9) for a, b in zip(one, other, strict=True))
 
 
@@ -47,9 +53,16 @@ def main() -> None:
         for reference in {None, built.reference}:
             start = time.perf_counter()
             report = verify_jax(built.step, *built.args, reference=reference)
-            print(name, "with reference" if reference else "", "right" if report.ok else report, round(time.perf_counter() - start, 2), flush=True)
+            print(
+                name,
+                "with reference" if reference else "",
+                "right" if report.ok else report,
+                round(time.perf_counter() - start, 2),
+                flush=True,
+            )
         for fault in faults(name, program.path, program.axes, program.functions, program.leaves):
-            if options.only and options.only not in str(fault): continue
+            if options.only and options.only not in str(fault):
+                continue
             try:
                 case = program.build(fault.module)
                 start = time.perf_counter()
@@ -57,7 +70,9 @@ def main() -> None:
             except IndexError as error:
                 continue
             except Exception as error:
-                print("   ", fault, "not traced:", type(error).__name__, str(error)[:150].replace("\n", " "), flush=True)
+                print(
+                    "   ", fault, "not traced:", type(error).__name__, str(error)[:150].replace("\n", " "), flush=True
+                )
                 continue
             seconds = time.perf_counter() - start
             reference = ""
@@ -73,10 +88,25 @@ def main() -> None:
             vma[fault.kind] += any("shard_map" in n or "vary" in n for n in report.notes)
             if not hit or options.verbose:
                 print("   ", fault, reference, "MISSED" if report.ok else "FAR" if not hit else "ok", round(seconds, 2))
-                for f in report.findings[:6]: print("        ", str(f)[:260])
+                for f in report.findings[:6]:
+                    print("        ", str(f)[:260])
     for kind in total:
-        print(json.dumps({"fault": kind, "cases": total[kind], "found": found[kind], "within a line": located[kind], "check_vma": vma[kind]}))
-    print(json.dumps({"cases": total.total(), "found": found.total(), "within a line": located.total(), "check_vma": vma.total()}))
+        print(
+            json.dumps(
+                {
+                    "fault": kind,
+                    "cases": total[kind],
+                    "found": found[kind],
+                    "within a line": located[kind],
+                    "check_vma": vma[kind],
+                }
+            )
+        )
+    print(
+        json.dumps(
+            {"cases": total.total(), "found": found.total(), "within a line": located.total(), "check_vma": vma.total()}
+        )
+    )
 
 
 if __name__ == "__main__":
