@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from .. import jax_functions
 from ..from_jax.arguments import Arguments
@@ -49,9 +49,19 @@ def trace(
     `sizes`: sizes of mesh axes in place of those of the program's meshes; then their devices are not used.
     """
     known = Arguments(f, args)
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in known.arrays]
-    with _meshes(sizes, check_vma):
-        jaxpr, out = jax.make_jaxpr(lambda *arrays: f(*known.filled(arrays)), return_shape=True)(*shapes)
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=_sharding(x, sizes)) for x in known.arrays]
+    traceable = jax.make_jaxpr(lambda *arrays: f(*known.filled(arrays)), return_shape=True)
+    own = jax.sharding.get_abstract_mesh()
+    # other sizes do not fit the mesh that the caller set; a shard_map that is given none needs one
+    contexts = [own] if sizes is None or own.empty else [_NONE, _resized(own, sizes)]
+    for context in contexts:
+        try:
+            with _meshes(sizes, check_vma), jax.sharding.use_abstract_mesh(context):
+                jaxpr, out = traceable(*shapes)
+            break
+        except (TypeError, ValueError):
+            if context is contexts[-1]:
+                raise
     results = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
     return TracedStep(jaxpr, tuple(known.arrays), tuple(known.labels), tuple(results))
 
@@ -70,8 +80,7 @@ def _meshes(sizes: Mapping[str, int] | None, check_vma: bool | None) -> Iterator
     def bind(*args: Any, **params: Any) -> Any:
         mesh = params["mesh"]
         if sizes is not None:
-            own = tuple(sizes.get(a, n) for a, n in dict(mesh.shape).items())
-            params["mesh"] = AbstractMesh(own, mesh.axis_names, axis_types=mesh.axis_types)
+            params["mesh"] = _resized(mesh, sizes)
             for x, spec in zip(args, params["in_specs"], strict=True):
                 parts = [math.prod(sizes.get(a, 1) for a in over) for over in split_over(spec, len(np.shape(x)))]
                 if any(n % k for n, k in zip(np.shape(x), parts, strict=True)):
@@ -89,13 +98,15 @@ def _meshes(sizes: Mapping[str, int] | None, check_vma: bool | None) -> Iterator
 
 
 _number = itertools.count()
+_NONE = AbstractMesh((), ())
 
 
 @functools.cache
 def _primitive() -> Any:
     one, whole = AbstractMesh((1,), ("x",)), PartitionSpec()
     mapped = jax.shard_map(lambda x: x, mesh=one, in_specs=whole, out_specs=whole)
-    return jax.make_jaxpr(mapped)(np.float32(0)).jaxpr.eqns[0].primitive
+    with jax.sharding.use_abstract_mesh(_NONE):
+        return jax.make_jaxpr(mapped)(np.float32(0)).jaxpr.eqns[0].primitive
 
 
 def _shard_maps(jaxpr: Any) -> Iterator[Any]:
@@ -104,6 +115,19 @@ def _shard_maps(jaxpr: Any) -> Iterator[Any]:
             yield eqn
         for body in jax_functions.inner(eqn):
             yield from _shard_maps(jax_functions.opened(body)[0])
+
+
+def _sharding(x: Any, sizes: Mapping[str, int] | None) -> Any:
+    """The sharding of an argument, which belongs to its type where the axes of its mesh are explicit."""
+    own = getattr(x, "sharding", None)
+    if not isinstance(own, NamedSharding) or sizes is None:
+        return own if isinstance(own, NamedSharding) else None
+    return NamedSharding(_resized(own.mesh, sizes), own.spec)
+
+
+def _resized(mesh: Any, sizes: Mapping[str, int]) -> AbstractMesh:
+    own = tuple(sizes.get(a, n) for a, n in dict(mesh.shape).items())
+    return AbstractMesh(own, mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def _path(path: Any) -> str:

@@ -61,8 +61,7 @@ def verify_jax(
             `{"model.py:42": "a key for each device"}`. The report prints it; results that depend on them stay undecided.
         seed: of the numbers that are drawn.
 
-    Raises `ShapeError` for dims of an argument that is not there, `TraceError` if there is no `jax.shard_map` in the function, or for a primitive that cannot be simulated, and
-    what `f` raises when JAX traces it.
+    Raises `ShapeError` for dims of an argument that is not there, `TraceError` if JAX cannot trace `f`, if there is no `jax.shard_map` in the function, or for a primitive that cannot be simulated.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax.sharding import AbstractMesh, PartitionSpec as P
@@ -220,7 +219,8 @@ def _traced(f: Callable[..., Any], args: Sequence[Any]) -> tuple[TracedStep, str
         try:
             return trace(f, args, check_vma=False), _first_line(error)
         except (ValueError, TypeError):
-            raise error from None
+            name = getattr(f, "__name__", "the function")
+            raise TraceError(f"JAX cannot trace {name}: {type(error).__name__}: {error}") from error
 
 
 def _first_line(error: BaseException) -> str:
