@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .collectives import Array
-from .simulate import Run, Blocks
+from .simulate import Blocks, Run
 
 REPLICATED, PARTIAL, EXTREME = "replicated", "partial", "extreme"
 _EXTREMES = {"reduce_max", "max", "pmax"}

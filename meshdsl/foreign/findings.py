@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import Where
+from ..errors import NOWHERE, Where
 from .collectives import SUMS, Array, axes_of, split_over
-from .explain import EXTREME, PARTIAL, REPLICATED, Reference, Explanation, close
-from .simulate import Run, Executed, Blocks
+from .explain import EXTREME, PARTIAL, REPLICATED, Explanation, Reference, close
+from .simulate import Blocks, Executed, Run
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Finding:
 
     @property
     def where(self) -> Where:
-        return self.lines[0]
+        return self.lines[0] if self.lines else NOWHERE
 
     @property
     def since(self) -> Where | None:

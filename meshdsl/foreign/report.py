@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors.tables import line_of, table
 from ..errors.units import seconds, show_bytes
+from .constraints import Constraint
 from .findings import Finding
 from .price import Sent
 
@@ -16,7 +17,7 @@ from .price import Sent
 class JaxReport:
     """Whether a sharded JAX program computes what one device computes, and what it sends; `print` shows both.
 
-    `findings` are the places where it does not, those that most likely are the cause first; `undecided` the results that
+    `constraints` are the shardings that the program asks for under `jax.jit`. `findings` are the places where it does not, those that most likely are the cause first; `undecided` the results that
     nothing decides, with the reason: they are never called right; `collectives` what each device sends; `results` the paths of the
     function's results, `mesh` its axes, and `notes` what else is worth knowing.
     """
@@ -27,6 +28,7 @@ class JaxReport:
     results: tuple[str, ...]
     mesh: Mapping[str, int]
     notes: tuple[str, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -39,26 +41,23 @@ class JaxReport:
         return sum(one.bytes * one.trips for one in self.collectives)
 
     def __str__(self) -> str:
-        mesh = " ".join(f"{a}:{n}" for a, n in self.mesh.items())
-        many = len(self.results)
+        mesh, many = " ".join(f"{a}:{n}" for a, n in self.mesh.items()), len(self.results)
+        verdict = "wrong" if self.findings else "undecided" if self.undecided else "right"
+        head = f"{verdict} on {mesh}:" if mesh else "right, as the compiler divides the work:"
         if self.ok:
-            head = f"right on {mesh}: " + ("the result is" if many == 1 else f"all {many} results are")
-            head += " what one device computes"
-        elif self.findings:
-            head = f"wrong on {mesh}:"
-        else:
-            head = f"undecided on {mesh}:"
+            head += (" the result is" if many == 1 else f" all {many} results are") + " what one device computes"
         lines = [head, *(f"  {one}" for one in self.findings)]
         for why in dict.fromkeys(self.undecided.values()):
             own = [name for name, other in self.undecided.items() if other == why]
             shown = ", ".join(own if len(own) < 5 else [*own[:3], f"... ({len(own)} of {many} results)"])
             lines.append(f"  undecided: {shown}: {why}")
         lines += [f"  note: {note}" for note in self.notes]
+        lines += ["shardings that it asks for:", *(f"  {one}" for one in self.constraints)] if self.constraints else []
         return "\n".join([*lines, *self._sent()])
 
     def _sent(self) -> list[str]:
         if not self.collectives:
-            return ["no collective"]
+            return ["no collective"] if self.mesh else []
         rows = dict[tuple[Any, ...], list[Sent]]()
         for one in self.collectives:
             rows.setdefault((one.where, one.kind, one.axes, one.trips, one.unbounded), []).append(one)
@@ -75,6 +74,7 @@ class JaxReport:
         return {
             "ok": self.ok, "findings": [one.to_dict() for one in self.findings], "undecided": dict(self.undecided),
             "notes": list(self.notes), "mesh": dict(self.mesh), "results": list(self.results), "bytes": self.bytes,
+            "constraints": [one.to_dict() for one in self.constraints],
             "collectives": [one.to_dict() for one in self.collectives],
         }  # fmt: skip
 

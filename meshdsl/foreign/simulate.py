@@ -107,6 +107,7 @@ class Run:
             return special(self, eqn, ins, mesh, source, active)
         if (name in CALLS or name.startswith("custom_")) and (bodies := jax_functions.inner(eqn)):
             return self.jaxpr(*jax_functions.opened(bodies[0]), ins, mesh, source, active)
+        self.reserve(eqn.outvars, mesh, source)
         if name == "axis_index":
             arrays = [positions(eqn, mesh)]
         elif name in KINDS:
@@ -131,14 +132,17 @@ class Run:
         step = Executed(name, eqn, ins, outs, source, spec)
         for value in outs:
             value.maker = step
-            self.bytes += getattr(value.array, "nbytes", 0)
-        if self.bytes > MAX_BYTES:
-            raise TraceError(
-                f"simulating this program keeps more than {MAX_BYTES / 1e9:g} GB of values (at {step.where})\n"
-                "  pass smaller arrays or shapes, or simulate=False, which follows shardings without computing"
-            )
         self.steps.append(step)
         return step
+
+    def reserve(self, variables: Sequence[Any], mesh: Axes, source: Any) -> None:
+        """Count what new values take; raises `TraceError` before a program fills the memory."""
+        self.bytes += 8 * _count(mesh) * sum(math.prod(getattr(v.aval, "shape", ())) for v in variables)
+        if self.bytes > MAX_BYTES:
+            raise TraceError(
+                f"simulating this program keeps more than {MAX_BYTES / 1e9:g} GB of values, at {_where(source)}\n"
+                "  pass smaller arrays or shapes, or simulate=False, which follows shardings without computing"
+            )
 
     def results(self, eqn: Any, arrays: Sequence[Any], devices: int, source: Any) -> list[Any]:
         """The results [devices, ...] of a primitive that each device runs for itself."""
@@ -164,12 +168,13 @@ class Run:
         """The body on blocks; axes of the mesh that stay automatic count as one device."""
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
         own = {a: sizes[a] for a in sizes if a in p["newly_manual_axes"]}
-        inside = {**mesh, **own}
+        inside, (jaxpr, consts) = {**mesh, **own}, jax_functions.opened(p["jaxpr"])
+        self.reserve(jaxpr.invars, inside, source)
         entered = [
             self.step("shard_map", eqn, [v], [split(v.array, spec, own)], inside, source, spec).outs[0]
             for v, spec in zip(ins, p["in_specs"], strict=True)
         ]
-        outs = self.jaxpr(*jax_functions.opened(p["jaxpr"]), entered, inside, source, _repeated(active, own))
+        outs = self.jaxpr(jaxpr, consts, entered, inside, source, _repeated(active, own))
         return [
             self.step("shard_map", eqn, [v], [join(v.array, spec, own)], mesh, source, spec).outs[0]
             for v, spec in zip(outs, p["out_specs"], strict=True)
@@ -181,6 +186,7 @@ class Run:
         carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True))
         fixed = len(ins) - rows - carries
         carry, trips, stacked = ins[fixed : fixed + carries], range(p["length"]), list[list[Blocks]]()
+        self.reserve(eqn.outvars[carries:], mesh, source)
         for t in reversed(trips) if p["reverse"] else trips:
             row = [self.step("scan", eqn, [v], [v.array[:, t]], mesh, source).outs[0] for v in ins[fixed + carries :]]
             outs = self.jaxpr(jaxpr, consts, [*ins[:fixed], *carry, *row], mesh, source, active)
@@ -244,7 +250,7 @@ _SPECIAL: dict[str, Callable[..., list[Blocks]]] = {
 
 def lines_of(source: Any) -> tuple[Where, ...]:
     """The user's lines behind an equation, innermost first."""
-    traceback = source.source_info.traceback
+    traceback = None if source is None else source.source_info.traceback
     frames = traceback.frames if traceback is not None else ()
     lines = [users_line([(frame.file_name, frame.line_num)]) for frame in frames]
     return tuple(line for line in lines if line is not None)

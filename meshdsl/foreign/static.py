@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 from jax.extend.core import Literal
+from jax.sharding import NamedSharding
 
 from .. import jax_functions
-from ..errors import Where
+from ..errors import NOWHERE, Where
 from ..jax_functions.table import FIRST, JOINT, MIX, PRODUCTS, SUM, TABLE, equation
 from .collectives import CALLS, CASTS, KINDS, SUMS, Axes, axes_of, split_over
+from .constraints import Constraint, constraint, over_of, target
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation
 from .findings import Finding
 from .simulate import is_library, lines_of
@@ -77,18 +79,25 @@ class Static:
 
     findings: list[Finding] = field(default_factory=list[Finding])
     names: dict[Any, Names] = field(default_factory=dict[Any, Names])
+    constraints: list[Constraint] = field(default_factory=list[Constraint])
     twins: dict[int, Any] = field(default_factory=dict[int, Any])  # by id: the equation of the program on one device
+    manual: set[str] = field(default_factory=set[str])  # axes of the shard_maps around; the compiler has the others
     quiet: int = 0
 
-    def program(self, closed: Any, one: Any, names: Sequence[Names]) -> list[bool]:
+    def program(self, closed: Any, one: Any, names: Sequence[Names], shardings: Sequence[Any] = ()) -> list[bool]:
         """Follow a traced program; for each result, whether it is decided.
 
-        `one` is the program traced for one device, or None: it tells which numbers count devices.
+        `shardings` are those of its arguments, if they are known. `one` is the program traced for one device, or None: it tells which numbers count devices.
         """
         jaxpr, _ = jax_functions.opened(closed)
         if one is not None and jax_functions.outline(jaxpr) == jax_functions.outline(one):
             _pair(jaxpr, jax_functions.opened(one)[0], self.twins)
-        outs = self.jaxpr(jaxpr, [Followed(names=own) for own in names], {}, None)
+        given = [
+            (s, len(own)) if isinstance(s, NamedSharding) else None for s, own in zip(shardings, names, strict=False)
+        ]
+        outer = {a: n for pair in given if pair for a, n in dict(pair[0].mesh.shape).items()}
+        overs = [over_of(*pair) if pair else {} for pair in given] or [{} for _ in names]
+        outs = self.jaxpr(jaxpr, [Followed(o, names=own) for o, own in zip(overs, names, strict=True)], outer, None)
         self.read(outs)
         return [out.is_known and not out.assumed for out in outs]
 
@@ -103,7 +112,15 @@ class Static:
             self.findings.append(finding)
 
     def wrong(self, eqn: Any, source: Any, what: str, axes: tuple[str, ...], state: Followed) -> None:
-        self.add(Finding(what, lines_of(source), eqn.primitive.name, axes, state.lines))
+        if self.manual.issuperset(axes) and self.manual:  # else the compiler completes the sum
+            self.add(Finding(what, lines_of(source), eqn.primitive.name, axes, state.lines))
+
+    def constrained(self, eqn: Any, sharding: NamedSharding, state: Followed, source: Any) -> Followed:
+        known = all(how != EXTREME for how in state.over.values()) and state.is_known
+        lines = lines_of(source) or (NOWHERE,)
+        if not self.quiet:
+            self.constraints.append(constraint(eqn, state.over if known else None, lines[0], sharding))
+        return replace(state, over=over_of(sharding, eqn.invars[0].aval.ndim), scale=1.0)
 
     def jaxpr(self, jaxpr: Any, ins: Sequence[Followed], mesh: Axes, caller: Any) -> list[Followed]:
         env: dict[Any, Followed] = dict(zip(jaxpr.invars, ins, strict=True))
@@ -121,11 +138,17 @@ class Static:
 
     def equation(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         name, bodies = eqn.primitive.name, [jax_functions.opened(body)[0] for body in jax_functions.inner(eqn)]
+        if not self.manual and (sharding := target(eqn)) is not None:
+            return [self.constrained(eqn, sharding, ins[0], source)]
         if name in CASTS:
             return ins
         if name == "shard_map":
             return self.shard_map(eqn, ins, mesh, source)
         if bodies and (name in CALLS or name.startswith("custom_")):
+            given = [(s, v.aval.ndim) for s, v in zip(eqn.params.get("in_shardings", ()), eqn.invars, strict=False)]
+            for i, (sharding, rank) in enumerate(given if not self.manual else ()):
+                if isinstance(sharding, NamedSharding):
+                    ins[i], mesh = replace(ins[i], over=over_of(sharding, rank)), {**mesh, **sharding.mesh.shape}
             return self.jaxpr(bodies[0], ins, mesh, source)
         self.read(ins)
         if name == "scan":
@@ -162,14 +185,16 @@ class Static:
             entered.append(
                 replace(state, over={**state.over, **split} if state.is_known else dict.fromkeys(own, UNKNOWN))
             )
+        around, self.manual = self.manual, self.manual | own.keys()
         outs = self.jaxpr(jax_functions.opened(p["jaxpr"])[0], entered, {**mesh, **own}, source)
+        self.manual = around
         pairs = zip(outs, p["out_specs"], eqn.outvars, strict=True)
-        return [self.left(state, spec, own, len(v.aval.shape), source) for state, spec, v in pairs]
+        return [self.left(state, spec, own, mesh, len(v.aval.shape), source) for state, spec, v in pairs]
 
-    def left(self, state: Followed, spec: Any, own: Axes, rank: int, source: Any) -> Followed:
+    def left(self, state: Followed, spec: Any, own: Axes, mesh: Axes, rank: int, source: Any) -> Followed:
         """A result of `shard_map`."""
         wanted = {a: d for d, axes in enumerate(split_over(spec, rank)) for a in axes}
-        outside = {a: how for a, how in state.over.items() if a not in own}
+        outside = {a: how for a, how in {**state.over, **wanted}.items() if a not in own or a in mesh}
         if any(state.along(a) == UNKNOWN for a in own) or state.scale is None:
             return Followed(outside, None, assumed=True, names=state.names, inside=state, spec=spec)
         wrong = tuple(

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import jax_functions
 from ..cost.machine import Machine
 from ..cost.machine import machine as machine_called
 from ..errors import ShapeError, TraceError, nearest
@@ -21,7 +22,7 @@ from .explain import Reference, scales_of
 from .findings import Finding, Search
 from .price import Sent, collectives
 from .report import JaxReport
-from .simulate import Run, Blocks
+from .simulate import Blocks, Run
 from .static import Names, Static
 from .trace import TracedStep, trace
 
@@ -76,21 +77,25 @@ def verify_jax(
     'the result is 4 times what one device computes'
     """
     traced, refused = _traced(f, args)
-    if not any(traced.shard_maps()):
+    case = _Case(f, args, traced, refused, dims or {}, seed)
+    asked = Static()
+    asked.program(traced.jaxpr, None, case.names, [getattr(x, "sharding", None) for x in traced.arguments])
+    divided = any(traced.shard_maps())
+    if not divided and not asked.constraints:
         raise TraceError(
-            "there is no jax.shard_map in this function\n"
+            "there is no jax.shard_map in this function, and no sharding that it asks for\n"
             "  md.from_jax imports a function of whole arrays, and md.compile says what each layout of it sends"
         )
-    case = _Case(f, args, traced, refused, dims or {}, seed)
     chip = machine_called(machine) if isinstance(machine, str) else machine
     sent = tuple(collectives(traced.jaxpr, chip))
     case.notes += _narrow_sums(sent)
-    if simulate:
+    if divided and simulate:  # without a shard_map, the compiler divides the work and keeps the results
         case.simulated(reference)
-    else:
+    elif divided:
         case.followed("")
     case.leave_out(except_ or {})
-    return JaxReport(tuple(case.findings), case.undecided, sent, traced.results, traced.sizes(), tuple(case.notes))
+    found, notes = tuple(case.findings), tuple(case.notes)
+    return JaxReport(found, case.undecided, sent, traced.results, traced.sizes(), notes, tuple(asked.constraints))
 
 
 @dataclass
@@ -114,6 +119,7 @@ class _Case:
 
     def simulated(self, reference: Callable[..., Any] | None) -> None:
         """Compare a run on the program's mesh with one on one device."""
+        Run().reserve(jax_functions.opened(self.traced.jaxpr)[0].invars, {}, None)
         ones = dict.fromkeys(self.traced.sizes(), 1)
         try:
             one = trace(reference or self.f, self.args, ones, False if self.refused and reference is None else None)

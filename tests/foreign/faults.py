@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
-import linecache
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,7 +61,12 @@ class Fault:
     kind: str
     lines: tuple[int, int]
     leaf: int | None
-    module: types.ModuleType
+    path: Path
+    change: Callable[[ast.AST], ast.AST]
+
+    @property
+    def module(self) -> types.ModuleType:
+        return module_of(self.change(ast.parse(self.path.read_text())), self.path)
 
     def __str__(self) -> str:
         return f"{self.program}:{self.lines[0]} {self.kind}" + ("" if self.leaf is None else f" of leaf {self.leaf}")
@@ -78,21 +81,21 @@ def faults(name: str, path: Path, axes: list[str], functions: list[str] | None, 
         for kind, template in _faults_of(call, axes):
             per_leaf = "{L}" in template and not _is_one_array(call)
             for leaf in range(leaves) if per_leaf else (None,):
-                changed = copy.deepcopy(tree)
-                target = next(c for n, c, _ in _calls(changed) if n == number)
-                new = _written(target, template, leaf)
-                module = _module(_Replace(target, new).visit(changed), path)
-                yield Fault(name, kind, (call.lineno, call.end_lineno or call.lineno), leaf, module)
+
+                def change(tree: ast.AST, number: int = number, template: str = template, leaf: Any = leaf) -> ast.AST:
+                    target = next(c for n, c, _ in _calls(tree) if n == number)
+                    return _Replace(target, _written(target, template, leaf)).visit(tree)
+
+                yield Fault(name, kind, (call.lineno, call.end_lineno or call.lineno), leaf, path, change)
     for node, kind, new in _misplaced(tree):
         if functions is None or any(f in functions for f in _functions_at(tree, node.lineno)):
-            changed = copy.deepcopy(tree)
-            target = next(
-                n
-                for n in ast.walk(changed)
-                if ast.dump(n, include_attributes=True) == ast.dump(node, include_attributes=True)
-            )
-            module = _module(_Replace(target, new).visit(changed), path)
-            yield Fault(name, kind, (node.lineno, node.end_lineno or node.lineno), None, module)
+
+            def swapped(tree: ast.AST, node: ast.AST = node, new: ast.expr = new) -> ast.AST:
+                same = ast.dump(node, include_attributes=True)
+                target = next(n for n in ast.walk(tree) if ast.dump(n, include_attributes=True) == same)
+                return _Replace(target, new).visit(tree)
+
+            yield Fault(name, kind, (node.lineno, node.end_lineno or node.lineno), None, path, swapped)
 
 
 def _faults_of(call: ast.Call, axes: list[str]) -> Iterator[tuple[str, str]]:
@@ -177,7 +180,7 @@ class _Replace(ast.NodeTransformer):
         return super().visit(node)
 
 
-def _module(tree: ast.AST, path: Path) -> types.ModuleType:
+def module_of(tree: ast.AST, path: Path) -> types.ModuleType:
     module = types.ModuleType("faulty")
     module.__dict__.update(_at_leaf=_at_leaf, __file__=str(path))
     import sys
