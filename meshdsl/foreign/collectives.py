@@ -21,10 +21,10 @@ Array = np.ndarray[Any, Any]
 
 # Each result is its operand; only its type changes, or what a compiler may do with it.
 CASTS = {
-    "copy", "copy_p", "md_named", "mesh_cast", "meshdsl_invariant", "name", "optimization_barrier", "pbroadcast", "pcast", "pvary", "reshard",
-    "sharding_constraint", "stop_gradient",
+    "copy", "copy_p", "md_named", "mesh_cast", "meshdsl_invariant", "name", "optimization_barrier", "pbroadcast",
+    "pcast", "pvary", "reshard", "sharding_constraint", "stop_gradient",
 }  # fmt: skip
-CALLS = jax_functions.CALLS | {"meshdsl_blocks"}
+_CALLS = jax_functions.CALLS | {"meshdsl_blocks"}
 # primitive -> the kind that the reports, the ledger and the machine files know
 KINDS = {
     "psum": "all_reduce", "psum_invariant": "all_reduce", "pmax": "all_reduce", "pmin": "all_reduce",
@@ -32,6 +32,12 @@ KINDS = {
     "all_to_all": "all_to_all", "ppermute": "permute",
 }  # fmt: skip
 SUMS = {"psum", "psum_invariant", "reduce_scatter"}
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that an equation only calls; None for an equation that does something."""
+    bodies, name = jax_functions.inner(eqn), eqn.primitive.name
+    return bodies[0] if bodies and (name in _CALLS or name.startswith("custom_")) else None
 
 
 def axes_of(eqn: Any) -> tuple[str, ...]:

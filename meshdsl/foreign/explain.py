@@ -1,4 +1,4 @@
-"""What the blocks of a value are of a value that one device computes: the same, parts of it, terms of a sum, or nothing.
+"""What the blocks of a value are of a value that one device computes: the same, its parts, terms of a sum, or nothing.
 
 Values are compared with all values of the one-device run, whatever line computed them, so a reference may be written
 in another way: an explanation needs equal numbers, up to an order of axes and a reshape.
@@ -78,7 +78,7 @@ class Reference:
             own.sort(key=lambda pair: pair[0])
 
     def explained(self, value: Blocks, only: Array | None = None) -> Explanation | None:
-        """The sharding under which `value` is a value of the reference, or `only` this one; the one nearest to right."""
+        """The sharding under which `value` is one of the reference, or is `only`; the one nearest to right."""
         x, mesh = value.array, value.mesh
         if not isinstance(x, np.ndarray) or value.is_literal or not x.size:
             return Explanation(dict.fromkeys(mesh, REPLICATED))

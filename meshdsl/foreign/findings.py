@@ -1,4 +1,4 @@
-"""Where a program first leaves what one device computes: from each wrong result back to steps whose operands are right."""
+"""Where a program first leaves what one device computes: from a wrong result back to steps whose operands are right."""
 
 from __future__ import annotations
 
@@ -228,7 +228,9 @@ class Search:
 
     def of_passed(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
-        what = f"over {', '.join(map(repr, axes))}: what it brings is nothing that one device computes, or comes in a wrong order"
+        what = (
+            f"what it brings over {', '.join(map(repr, axes))} is nothing that one device computes, or wrongly ordered"
+        )
         return Finding(what, step.lines, step.name, axes, is_sure=False)
 
     def text(self, value: Blocks) -> str:

@@ -17,9 +17,10 @@ from .price import Sent
 class JaxReport:
     """Whether a sharded JAX program computes what one device computes, and what it sends; `print` shows both.
 
-    `constraints` are the shardings that the program asks for under `jax.jit`. `findings` are the places where it does not, those that most likely are the cause first; `undecided` the results that
-    nothing decides, with the reason: they are never called right; `collectives` what each device sends; `results` the paths of the
-    function's results, `mesh` its axes, and `notes` what else is worth knowing.
+    `findings` are the places where it does not, the likeliest cause first; `undecided` the results that nothing
+    decides, with the reason: they are never called right. `collectives` are what each device sends,
+    `constraints` the shardings that the program asks for under `jax.jit`, `results` the paths of the function's
+    results, `mesh` its axes, and `notes` what else is worth knowing.
     """
 
     findings: tuple[Finding, ...]

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from .. import jax_functions
 from ..errors import NOWHERE, Where
 from ..jax_functions.table import FIRST, JOINT, MIX, PRODUCTS, SUM, TABLE, equation
-from .collectives import CALLS, CASTS, KINDS, SUMS, Axes, axes_of, split_over
+from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, called, split_over
 from .constraints import Constraint, constraint, over_of, target
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation
 from .findings import Finding
@@ -40,9 +40,9 @@ _MASKS = {"mul", "eq", "ne", "lt", "gt", "le", "ge", "select_n", "sign"}
 class Followed:
     """How a value lies over each mesh axis; one that is not named is replicated.
 
-    `scale`: times what one device computes, None if unknown. `zero`: made of zeros alone. `assumed`: something behind it
-    is not decided, and is taken to be right to go on. `source`: the equation that made it partial, or scaled it.
-    `inside` and `spec`: what a result of `shard_map` is in there; `joined`: the finding, if `spec` does not describe it.
+    `scale`: times what one device computes, None if unknown. `zero`: made of zeros alone. `assumed`: something behind
+    it is not decided, and is taken to be right to go on. `source`: the equation that made it partial, or scaled it.
+    `inside` and `spec`: what a result of `shard_map` is in there; `joined`: the finding, if `spec` is wrong about it.
     """
 
     over: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
@@ -87,7 +87,8 @@ class Static:
     def program(self, closed: Any, one: Any, names: Sequence[Names], shardings: Sequence[Any] = ()) -> list[bool]:
         """Follow a traced program; for each result, whether it is decided.
 
-        `shardings` are those of its arguments, if they are known. `one` is the program traced for one device, or None: it tells which numbers count devices.
+        `shardings` are those of its arguments, if they are known. `one` is the program traced for one device, or None:
+        it tells which numbers count devices.
         """
         jaxpr, _ = jax_functions.opened(closed)
         if one is not None and jax_functions.outline(jaxpr) == jax_functions.outline(one):
@@ -137,30 +138,38 @@ class Static:
         return [_number(v, None) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def equation(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
-        name, bodies = eqn.primitive.name, [jax_functions.opened(body)[0] for body in jax_functions.inner(eqn)]
+        name = eqn.primitive.name
         if not self.manual and (sharding := target(eqn)) is not None:
             return [self.constrained(eqn, sharding, ins[0], source)]
         if name in CASTS:
             return ins
         if name == "shard_map":
             return self.shard_map(eqn, ins, mesh, source)
-        if bodies and (name in CALLS or name.startswith("custom_")):
-            given = [(s, v.aval.ndim) for s, v in zip(eqn.params.get("in_shardings", ()), eqn.invars, strict=False)]
-            for i, (sharding, rank) in enumerate(given if not self.manual else ()):
-                if isinstance(sharding, NamedSharding):
-                    ins[i], mesh = replace(ins[i], over=over_of(sharding, rank)), {**mesh, **sharding.mesh.shape}
-            return self.jaxpr(bodies[0], ins, mesh, source)
+        if (body := called(eqn)) is not None:
+            return self.call(eqn, body, ins, mesh, source)
         self.read(ins)
         if name == "scan":
-            return self.scan(eqn, bodies[0], ins, mesh, source)
+            return self.scan(eqn, ins, mesh, source)
         if name == "cond":
-            outs = [_either(own) for own in zip(*(self.jaxpr(b, ins[1:], mesh, source) for b in bodies), strict=True)]
-            return outs if ins[0].is_known and not ins[0].over else [_unknown(mesh) for _ in outs]
+            return self.branches(eqn, ins, mesh, source)
         if name in KINDS:
             return [self.collective(eqn, state, mesh, source) for state in ins]
         if name == "axis_index" or (name not in TABLE and not all(s.is_known and not s.over for s in ins)):
             return [_unknown(mesh)] * len(eqn.outvars)
         return [self.computed(eqn, ins, mesh, source)] * len(eqn.outvars)
+
+    def call(self, eqn: Any, body: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
+        """The results of a call; under `jax.jit` its arguments may get shardings."""
+        given = () if self.manual else zip(eqn.params.get("in_shardings", ()), eqn.invars, strict=False)
+        for i, (sharding, v) in enumerate(given):
+            if isinstance(sharding, NamedSharding):
+                ins[i], mesh = replace(ins[i], over=over_of(sharding, v.aval.ndim)), {**mesh, **sharding.mesh.shape}
+        return self.jaxpr(jax_functions.opened(body)[0], ins, mesh, source)
+
+    def branches(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
+        bodies = [jax_functions.opened(body)[0] for body in jax_functions.inner(eqn)]
+        outs = [_either(own) for own in zip(*(self.jaxpr(b, ins[1:], mesh, source) for b in bodies), strict=True)]
+        return outs if ins[0].is_known and not ins[0].over else [_unknown(mesh) for _ in outs]
 
     def computed(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> Followed:
         over = {axis: self.along(eqn, axis, ins, source) for axis in mesh}
@@ -207,7 +216,8 @@ class Static:
             joined = Finding(what, state.lines or lines_of(source), "shard_map", wrong, state.lines)
         return Followed(outside, 1.0, state.zero, state.assumed, None, state.names, state, spec, joined)
 
-    def scan(self, eqn: Any, body: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
+    def scan(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
+        body = jax_functions.opened(jax_functions.inner(eqn)[0])[0]
         rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
         carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
         fixed = len(ins) - rows - carries

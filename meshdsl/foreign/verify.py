@@ -39,9 +39,9 @@ def verify_jax(
     except_: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> JaxReport:
-    """Check a JAX function that contains `jax.shard_map`: does it compute what one device computes, and what does it send?
+    """Check that a JAX function with `jax.shard_map` in it computes what one device computes, and list what it sends.
 
-    The function is traced, not run, so its mesh needs no devices; nothing in it changes. It is simulated on every device
+    The function is traced, not run, so its mesh needs no devices; nothing in it changes. It is simulated on all devices
     of its mesh, in NumPy, with floats of 64 bits, and compared with the same function on a mesh of axes of size 1. If a
     result differs, the report names the line at which values stop being those of one device: an operand that is a
     partial sum, a sum counted twice, blocks in a wrong order.
@@ -59,10 +59,11 @@ def verify_jax(
             may stay undecided.
         machine: a machine, such as "h100", for the seconds of each collective.
         except_: lines whose values depend on the devices by intention, such as keys for each device, with the reason:
-            `{"model.py:42": "a key for each device"}`. The report prints it; results that depend on them stay undecided.
+            `{"model.py:42": "a key for each device"}`. The report prints it; what depends on them stays undecided.
         seed: of the numbers that are drawn.
 
-    Raises `ShapeError` for dims of an argument that is not there, `TraceError` if JAX cannot trace `f`, if there is no `jax.shard_map` in the function, or for a primitive that cannot be simulated.
+    Raises `ShapeError` for dims of an argument that is not there, `TraceError` if JAX cannot trace `f`, if there is
+    neither a `jax.shard_map` nor a sharding constraint in it, or if a primitive cannot be simulated.
 
     >>> import jax, jax.numpy as jnp
     >>> from jax.sharding import AbstractMesh, PartitionSpec as P

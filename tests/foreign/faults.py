@@ -73,7 +73,7 @@ class Fault:
 
 
 def faults(name: str, path: Path, axes: list[str], functions: list[str] | None, leaves: int) -> Iterator[Fault]:
-    """Every fault of the collectives of a file, in these functions; the first `leaves` leaves of a tree are faulty apart."""
+    """Every fault of the collectives of a file, in these functions; of a tree, of each of its first `leaves` leaves."""
     tree = ast.parse(path.read_text())
     for number, call, inside in _calls(tree):
         if functions is not None and not any(f in functions for f in inside):

@@ -12,7 +12,6 @@ from tests.foreign.law import every_fault, law, right, sampled
 from tests.foreign.programs import PROGRAMS
 from tests.foreign.right import reports
 
-
 SLOW = ("gpipe", "language_model.grad", "megatron", "moe_layer")
 
 

@@ -1,5 +1,5 @@
-"""Sharded programs in the ways that people write them: FSDP and tensor parallelism by `jax.grad`, Megatron's f and g with
-sequence parallelism, a ring of keys and values, a pipeline, experts, a convolution with halos, clipping by norms.
+"""Sharded programs in the ways that people write them: FSDP and tensor parallelism by `jax.grad`, Megatron's f and g
+with sequence parallelism, a ring of keys and values, a pipeline, experts, a convolution with halos, clipping by norms.
 
 Each is written for axes of any size, so that one device can run it too.
 """

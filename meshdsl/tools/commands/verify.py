@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         "--fast", action="store_true", help="with --aot: reduce the compiler's effort; several times faster"
     )
     group = section(parser, "a JAX function with jax.shard_map, file.py:step")
-    group.add_argument("--args", metavar="NAME", help="its arguments, a tuple in the file (default: step_args, or args)")
+    group.add_argument("--args", metavar="NAME", help="its arguments: a tuple in the file (default step_args)")
     group.add_argument("--reference", metavar="NAME", help="a function in the file that one device computes")
     group.add_argument("--static", action="store_true", help="follow shardings, without computing: for real sizes")
     group.add_argument("--devices", type=int, metavar="N", help="CPU devices for the meshes of the file")
