@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,9 +92,7 @@ class Search:
         """The results that are not the wanted ones, or not on every device, and collectives that some never reach."""
         wrong = self.split_wrongly()
         for result, one in zip(results, wanted, strict=True):
-            x, y = (
-                v.array[0] if isinstance(v.array, np.ndarray) else jax.random.key_data(v.array) for v in (result, one)
-            )
+            x, y = map(_numbers, (result, one))
             if not close(x, y, self.reference.tolerance):
                 self.expect(result, y)
                 wrong.append(result)
@@ -115,123 +113,126 @@ class Search:
                 continue
             (v,), (out,) = step.ins, step.outs
             taken = {a for own in split_over(step.spec, len(v.shape)) for a in own}
-            grid = np.asarray(v.array).reshape(*v.mesh.values(), *v.shape) if isinstance(v.array, np.ndarray) else None
-            for i, axis in enumerate(v.mesh):
-                if grid is None or axis in taken or axis in out.mesh:
-                    continue
-                first = np.broadcast_to(np.take(grid, [0], i), grid.shape)
-                if not close(grid, first, self.reference.tolerance):
-                    wrong.append(out)
-                    break
+            equal = [i for i, axis in enumerate(v.mesh) if axis not in taken and axis not in out.mesh]
+            if isinstance(v.array, np.ndarray):
+                grid = v.array.reshape(*v.mesh.values(), *v.shape)
+                firsts = (np.broadcast_to(np.take(grid, [0], i), grid.shape) for i in equal)
+                wrong += [] if all(close(grid, first, self.reference.tolerance) for first in firsts) else [out]
         return wrong
 
     def findings(self, wrong: Iterable[Blocks]) -> list[Finding]:
         """The findings behind these values, those that most likely are the cause first."""
-        stuck = [self.of_stuck(step) for step in self.run.stuck]
-        front, joined, passed = self.front(wrong)
-        by_place = {step: self.is_by_place(step) for step in front}
-        front.sort(key=lambda step: (by_place[step], self.order[step]))
-        found = [replace(self.of_step(step), is_sure=False) if by_place[step] else self.of_step(step) for step in front]
-        found = stuck + found + [self.of_exit(step) for step in joined]
+        steps = self.back(wrong, self.is_right)
+        front = [step for step in steps if all(map(self.is_right, step.ins))]
+        passed = [step for step in steps if step not in front and step.is_collective]
+        made = [step for step in front if not _is_exit(step)]
+        by_place = [step for step in made if self.is_by_place(step)]
+        found = [self.of_stuck(step) for step in self.run.stuck]
+        found += [self.of_step(step) for step in made if step not in by_place]
+        found += [replace(self.of_step(step), is_sure=False) for step in by_place]
+        found += [self.of_exit(step) for step in front if _is_exit(step)]
         if not any(one.is_sure for one in found):
-            found = [self.of_passed(step) for step in [*passed, *self.turning(front)]] + found
-        kept = dict[tuple[Where, str], Finding]()
-        for one in found:
-            kept.setdefault((one.where, one.primitive), one)
-        return list(kept.values())
+            brought = self.back((v for step in front for v in step.ins), lambda v: False)
+            passed += [step for step in brought if step.name == "ppermute"]
+            found = [self.of_passed(step) for step in passed] + found
+        return list({(one.where, one.primitive): one for one in reversed(found)}.values())[::-1]
 
-    def front(self, wrong: Iterable[Blocks]) -> tuple[list[Executed], list[Executed], list[Executed]]:
-        """The steps that made a wrong value of right ones, the right values that `out_specs` joins wrongly, and the
-        collectives that wrong values passed through."""
-        todo, seen, front, joined, passed = (
-            list(wrong),
-            set[Blocks](),
-            list[Executed](),
-            list[Executed](),
-            list[Executed](),
-        )
+    def back(self, values: Iterable[Blocks], stops: Callable[[Blocks], bool]) -> list[Executed]:
+        """The steps that made these values, and what went into them, not past a value that stops; in their order."""
+        todo, found = list(values), dict[Executed, None]()
         while todo:
-            value = todo.pop()
-            if value in seen or value.maker is None:
-                continue
-            seen.add(value)
-            step = value.maker
-            behind = [v for v in step.ins if not self.is_right(v)]
-            if behind:
-                todo += behind
-                passed += [step] if step.is_collective else []
-            elif _is_exit(step):
-                joined.append(step)
-            else:
-                front.append(step)
-        passed.sort(key=lambda step: self.order[step])
-        return list(dict.fromkeys(front)), list(dict.fromkeys(joined)), list(dict.fromkeys(passed))
-
-    def turning(self, front: Iterable[Executed]) -> list[Executed]:
-        """The permutes that brought the operands of these steps."""
-        todo, seen, found = [v for step in front for v in step.ins], set[Blocks](), list[Executed]()
-        while todo:
-            v = todo.pop()
-            if v in seen or v.maker is None:
-                continue
-            seen.add(v)
-            if v.maker.name == "ppermute":
-                found.append(v.maker)
-            todo += v.maker.ins
+            step = todo.pop().maker
+            if step is not None and step not in found:
+                found[step] = None
+                todo += [v for v in step.ins if not stops(v)]
         return sorted(found, key=lambda step: self.order[step])
 
     def is_by_place(self, step: Executed) -> bool:
         """True where a value differs from device to device by design: by `axis_index`, or as an integer constant."""
-        if step.name == "axis_index":
-            return True
         arrays = [v for v in step.ins if not v.is_literal]
-        if not arrays and step.outs[0].array.dtype.kind not in "fc":
+        if step.name == "axis_index" or (not arrays and step.outs[0].array.dtype.kind not in "fc"):
             return True
-        return any(maker.name == "axis_index" for v in arrays for maker in self.behind(v))
-
-    def behind(self, value: Blocks) -> list[Executed]:
-        """The steps through which a value is not whole, back to those whose operands all are."""
-        todo, seen, found = [value], set[Blocks](), list[Executed]()
-        while todo:
-            v = todo.pop()
-            if v in seen or v.maker is None or self.is_whole(v):
-                continue
-            seen.add(v)
-            found.append(v.maker)
-            todo += v.maker.ins
-        return found
+        parts = [v for v in arrays if not self.is_whole(v)]
+        return any(maker.name == "axis_index" for maker in self.back(parts, self.is_whole))
 
     def since(self, value: Blocks) -> tuple[Where, ...]:
         """The line that first made a value partial, or scaled it, and its callers."""
-        steps = [step for step in self.behind(value) if all(self.is_whole(v) for v in step.ins)]
-        return min(steps, key=lambda step: self.order[step]).lines if steps else ()
+        steps = [] if self.is_whole(value) else self.back([value], self.is_whole)
+        return next((step.lines for step in steps if all(map(self.is_whole, step.ins))), ())
 
     def of_exit(self, step: Executed) -> Finding:
-        (v,) = step.ins
-        found = self.sharding(v)
-        assert found is not None
+        """What is wrong with a right value that `out_specs` joins wrongly."""
+        (v,), found = step.ins, self.known_of(step.ins[0])
         taken = {a for own in split_over(step.spec, len(v.shape)) for a in own}
         axes = tuple(a for a in v.mesh if a not in step.outs[0].mesh)
         wrong = tuple(a for a in axes if (a in taken) != isinstance(found.over[a], int)) or axes
-        since, partial = self.since(v), [a for a in wrong if found.over[a] in (PARTIAL, EXTREME)]
+        partial = [a for a in wrong if found.over[a] in (PARTIAL, EXTREME)]
         what = f"a result of shard_map is {self.text(v)}, but its out_specs is {step.spec}"
-        fix = (
-            f"{_sum(found, partial)} before it is returned" if partial else "change out_specs, or move the blocks first"
-        )
-        at = v.maker.lines if v.maker else step.lines
-        return Finding(what, at, "shard_map", wrong, since, fix)
+        fix = f"{_sum(found, partial)} before it is returned" if partial else "change out_specs, or move the blocks"
+        return Finding(what, v.maker.lines if v.maker else step.lines, "shard_map", wrong, self.since(v), fix)
 
     def of_stuck(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
-        what = f"some devices of a group over {', '.join(map(repr, axes))} never reach it, so the others wait forever"
+        what = f"some devices of a group over {_shown(axes)} never reach it, so the others wait forever"
         return Finding(what, step.lines, step.name, axes, (), "take the branch, or the trip, on all of them")
 
     def of_passed(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
-        what = (
-            f"what it brings over {', '.join(map(repr, axes))} is nothing that one device computes, or wrongly ordered"
-        )
+        what = f"what it brings over {_shown(axes)} is nothing that one device computes, or in a wrong order"
         return Finding(what, step.lines, step.name, axes, is_sure=False)
+
+    def of_step(self, step: Executed) -> Finding:
+        """What is wrong at a step whose operands are right and whose result is not."""
+        operands = [v for v in step.ins if not v.is_literal]
+        if step.is_collective:
+            return self.of_collective(step, step.ins[0])
+        for v in operands:
+            if self.known_of(v).partial:
+                return self.of_partial(step, v, operands)
+        out = next((v for v in step.outs if not self.is_right(v)), step.outs[0])
+        shown = "; ".join(dict.fromkeys(map(self.text, operands))) or "none"
+        if (result := self.sharding(out)) is not None:
+            axes = next(((a,) for a, n in out.mesh.items() if result.scale in (n, 1 / n)), ())
+            what = f"the result is {result.scale:g} times what one device computes"
+            return Finding(what, step.lines, step.name, axes, (), "divide or multiply by the size of the whole")
+        for axis in out.mesh:
+            if len({self.known_of(v).over.get(axis, REPLICATED) for v in operands} - {REPLICATED}) > 1:
+                what = f"operands lie differently over {axis!r}: {shown}"
+                return Finding(what, step.lines, step.name, (axis,), (), "move one of them first")
+        what = f"no sharding of what one device computes is the result (operands: {shown})"
+        return Finding(what, step.lines, step.name, is_sure=False)
+
+    def of_partial(self, step: Executed, v: Blocks, operands: Sequence[Blocks]) -> Finding:
+        found, since = self.known_of(v), self.since(v)
+        axes, kind = found.partial, "maximum" if EXTREME in found.over.values() else "mean" if found.is_mean else "sum"
+        whole = any(not set(self.known_of(w).partial) & set(axes) for w in operands) or len(operands) < len(step.ins)
+        if step.name in ("add", "add_any", "sub") and whole:
+            what = (
+                f"adds a value that is whole to a partial {kind} over {_shown(axes)}, which counts it on every device"
+            )
+        else:
+            what = f"an operand is a partial {kind} over {_shown(axes)}"
+        return Finding(what, step.lines, step.name, axes, since, f"{_sum(found, axes)} {_between(since, step.lines)}")
+
+    def of_collective(self, step: Executed, v: Blocks) -> Finding:
+        axes, found, since = axes_of(step.eqn), self.known_of(v), self.since(v)
+        equal = tuple(a for a in axes if found.over.get(a) == REPLICATED)
+        if step.name in SUMS and equal:
+            times = math.prod(v.mesh[a] for a in equal)
+            what = f"adds over {_shown(equal)} values that are equal there: the result is {times} times too large"
+            return Finding(what, step.lines, step.name, equal, since, f"no sum over {_shown(equal)}, or a pmean")
+        if step.name in SUMS and found.is_mean:
+            what = f"adds the means of parts over {_shown(axes)}: the result is {found.scale:g} times too large"
+            return Finding(what, step.lines, step.name, axes, since, f"pmean over {_shown(axes)}")
+        what = f"over {_shown(axes)} of a value that is {self.text(v)} gives nothing that one device computes"
+        fix = "psum" if any(found.over.get(a) == PARTIAL for a in axes) else ""
+        return Finding(what, step.lines, step.name, axes, since, fix)
+
+    def known_of(self, value: Blocks) -> Explanation:
+        """The sharding of a right value."""
+        found = self.sharding(value)
+        assert found is not None
+        return found
 
     def text(self, value: Blocks) -> str:
         found, step = self.sharding(value), value.maker
@@ -240,69 +241,14 @@ class Search:
             own = self.names.get(step.eqn.outvars[step.outs.index(value)], ())
         return "nothing that one device computes" if found is None else found.text(own)
 
-    def of_step(self, step: Executed) -> Finding:
-        """What is wrong at a step whose operands are right and whose result is not."""
-        operands = [v for v in step.ins if not v.is_literal]
-        known = [found for v in operands if (found := self.sharding(v)) is not None]
-        out = next((v for v in step.outs if not self.is_right(v)), step.outs[0])
-        result = self.sharding(out)
-        if step.is_collective:
-            return self.of_collective(step, operands, known, result)
-        partial = [(v, found) for v, found in zip(operands, known, strict=True) if found.partial]
-        if partial:
-            (v, found), axes = partial[0], partial[0][1].partial
-            whole = [w for w, own in zip(operands, known, strict=True) if not set(own.partial) & set(axes)]
-            over, since = ", ".join(map(repr, axes)), self.since(v)
-            kind = "maximum" if EXTREME in found.over.values() else "mean" if found.is_mean else "sum"
-            fix = f"{_sum(found, axes)} {_between(since, step.lines)}"
-            if step.name in ("add", "add_any", "sub") and (whole or len(operands) < len(step.ins)):
-                what = f"adds a value that is whole to a partial {kind} over {over}, which counts it on every device"
-                return Finding(what, step.lines, step.name, axes, since, fix)
-            return Finding(f"an operand is a partial {kind} over {over}", step.lines, step.name, axes, since, fix)
-        if result is not None:
-            axes = _explaining(result.scale, out.mesh)
-            what = f"the result is {result.scale:g} times what one device computes"
-            return Finding(what, step.lines, step.name, axes, (), "divide or multiply by the size of the whole")
-        for axis in out.mesh:
-            split = {found.over.get(axis, REPLICATED) for found in known} - {REPLICATED}
-            if len(split) > 1:
-                shown = "; ".join(self.text(v) for v in operands)
-                what = f"operands lie differently over {axis!r}: {shown}"
-                return Finding(what, step.lines, step.name, (axis,), (), "move one of them first")
-        shown = "; ".join(dict.fromkeys(self.text(v) for v in operands)) or "none"
-        what = f"no sharding of what one device computes is the result (operands: {shown})"
-        return Finding(what, step.lines, step.name, is_sure=False)
-
-    def of_collective(
-        self, step: Executed, operands: Sequence[Blocks], known: Sequence[Explanation], result: Explanation | None
-    ) -> Finding:
-        axes, (v, found) = axes_of(step.eqn), (operands[0], known[0]) if operands else (step.ins[0], None)
-        shown = ", ".join(map(repr, axes))
-        if found is None or step.name not in SUMS | {"pmax", "pmin"}:
-            what = f"over {shown} of a value that is {self.text(v)} gives no sharding of what one device computes"
-            return Finding(what, step.lines, step.name, axes, self.since(v))
-        equal = [a for a in axes if found.over.get(a) == REPLICATED]
-        if step.name in SUMS and equal:
-            over = ", ".join(map(repr, equal))
-            times = math.prod(v.mesh[a] for a in equal)
-            what = f"adds over {over} values that are equal there: the result is {times:g} times too large"
-            return Finding(what, step.lines, step.name, tuple(equal), self.since(v), f"no sum over {over}, or a pmean")
-        if found.is_mean and step.name in SUMS:
-            what = f"adds the means of parts over {shown}: the result is {found.scale:g} times too large"
-            return Finding(what, step.lines, step.name, axes, self.since(v), f"pmean over {shown}")
-        what = f"over {shown} of a value that is {self.text(v)}"
-        return Finding(what, step.lines, step.name, axes, self.since(v), _move(found, axes))
-
-
-def _move(found: Explanation, axes: Sequence[str]) -> str:
-    if any(found.over.get(a) == PARTIAL for a in axes):
-        return "psum"
-    return "all_gather" if any(isinstance(found.over.get(a), int) for a in axes) else ""
-
 
 def _sum(found: Explanation, axes: Sequence[str]) -> str:
     kind = "pmax" if any(found.over[a] == EXTREME for a in axes) else "pmean" if found.is_mean else "psum"
-    return f"{kind} over {', '.join(map(repr, axes))}"
+    return f"{kind} over {_shown(axes)}"
+
+
+def _shown(axes: Iterable[str]) -> str:
+    return ", ".join(map(repr, axes))
 
 
 def _between(since: Sequence[Where], lines: Sequence[Where]) -> str:
@@ -311,9 +257,9 @@ def _between(since: Sequence[Where], lines: Sequence[Where]) -> str:
     return f"between lines {pairs[0][0].line} and {pairs[0][1].line}" if pairs else "before it"
 
 
-def _explaining(scale: float, mesh: Any) -> tuple[str, ...]:
-    """The mesh axis whose size is the scale, if there is one."""
-    return next(((a,) for a, n in mesh.items() if scale in (n, 1 / n)), ())
+def _numbers(value: Blocks) -> Any:
+    """The array of a value of no mesh; of keys, their bits."""
+    return value.array[0] if isinstance(value.array, np.ndarray) else np.asarray(jax.random.key_data(value.array)[0])
 
 
 def _is_exit(step: Executed) -> bool:

@@ -165,7 +165,7 @@ _BY_PARAMETERS: dict[str, Callable[..., Any]] = {
     "reshape": lambda eqn, x, *_: x.reshape(len(x), *eqn.params["new_sizes"]),
     "squeeze": lambda eqn, x: np.squeeze(x, tuple(1 + i for i in eqn.params["dimensions"])),
     "concatenate": lambda eqn, *xs: np.concatenate(xs, 1 + eqn.params["dimension"]),
-    "rev": lambda eqn, x: np.flip(x, [1 + i for i in eqn.params["dimensions"]]),
+    "rev": lambda eqn, x: np.flip(x, tuple(1 + i for i in eqn.params["dimensions"])),
     "integer_pow": lambda eqn, x: x ** float(eqn.params["y"]) if x.dtype.kind == "f" else x ** eqn.params["y"],
     "reduce_sum": _reduced(np.sum), "reduce_max": _reduced(np.max), "reduce_min": _reduced(np.min),
     "reduce_and": _reduced(np.all), "reduce_or": _reduced(np.any),

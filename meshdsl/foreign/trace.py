@@ -54,16 +54,21 @@ def trace(
     own = jax.sharding.get_abstract_mesh()
     # other sizes do not fit the mesh that the caller set; a shard_map that is given none needs one
     contexts = [own] if sizes is None or own.empty else [_NONE, _resized(own, sizes)]
-    for context in contexts:
-        try:
-            with _meshes(sizes, check_vma), jax.sharding.use_abstract_mesh(context):
-                jaxpr, out = traceable(*shapes)
-            break
-        except (TypeError, ValueError):
-            if context is contexts[-1]:
-                raise
+    try:
+        jaxpr, out = _traced(traceable, shapes, contexts[0], sizes, check_vma)
+    except (TypeError, ValueError):
+        if len(contexts) == 1:
+            raise
+        jaxpr, out = _traced(traceable, shapes, contexts[1], sizes, check_vma)
     results = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
     return TracedStep(jaxpr, tuple(known.arrays), tuple(known.labels), tuple(results))
+
+
+def _traced(
+    traceable: Any, shapes: Any, context: Any, sizes: Mapping[str, int] | None, check_vma: bool | None
+) -> tuple[Any, Any]:
+    with _meshes(sizes, check_vma), jax.sharding.use_abstract_mesh(context):
+        return traceable(*shapes)
 
 
 @contextlib.contextmanager

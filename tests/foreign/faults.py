@@ -62,7 +62,7 @@ class Fault:
     lines: tuple[int, int]
     leaf: int | None
     path: Path
-    change: Callable[[ast.AST], ast.AST]
+    change: Callable[[ast.Module], ast.Module]
 
     @property
     def module(self) -> types.ModuleType:
@@ -82,7 +82,9 @@ def faults(name: str, path: Path, axes: list[str], functions: list[str] | None, 
             per_leaf = "{L}" in template and not _is_one_array(call)
             for leaf in range(leaves) if per_leaf else (None,):
 
-                def change(tree: ast.AST, number: int = number, template: str = template, leaf: Any = leaf) -> ast.AST:
+                def change(
+                    tree: ast.Module, number: int = number, template: str = template, leaf: Any = leaf
+                ) -> ast.Module:
                     target = next(c for n, c, _ in _calls(tree) if n == number)
                     return _Replace(target, _written(target, template, leaf)).visit(tree)
 
@@ -90,7 +92,7 @@ def faults(name: str, path: Path, axes: list[str], functions: list[str] | None, 
     for node, kind, new in _misplaced(tree):
         if functions is None or any(f in functions for f in _functions_at(tree, node.lineno)):
 
-            def swapped(tree: ast.AST, node: ast.AST = node, new: ast.expr = new) -> ast.AST:
+            def swapped(tree: ast.Module, node: ast.BinOp = node, new: ast.expr = new) -> ast.Module:
                 same = ast.dump(node, include_attributes=True)
                 target = next(n for n in ast.walk(tree) if ast.dump(n, include_attributes=True) == same)
                 return _Replace(target, new).visit(tree)
@@ -116,9 +118,8 @@ def _calls(tree: ast.AST, inside: tuple[str, ...] = ()) -> list[tuple[int, ast.C
     def walk(node: ast.AST, inside: tuple[str, ...]) -> None:
         if isinstance(node, ast.FunctionDef):
             inside = (*inside, node.name)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in KINDS:
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "lax":
-                found.append((node, inside))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"lax.{name}" for name in KINDS}:
+            found.append((node, inside))
         for child in ast.iter_child_nodes(node):
             walk(child, inside)
 
@@ -156,7 +157,7 @@ def _written(call: ast.Call, template: str, leaf: int | None) -> ast.expr:
     return ast.parse(new, mode="eval").body
 
 
-def _misplaced(tree: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+def _misplaced(tree: ast.AST) -> Iterator[tuple[ast.BinOp, str, ast.expr]]:
     """A value added after a sum, added inside it: a bias, a residual."""
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -180,7 +181,7 @@ class _Replace(ast.NodeTransformer):
         return super().visit(node)
 
 
-def module_of(tree: ast.AST, path: Path) -> types.ModuleType:
+def module_of(tree: ast.Module, path: Path) -> types.ModuleType:
     module = types.ModuleType("faulty")
     module.__dict__.update(_at_leaf=_at_leaf, __file__=str(path))
     import sys

@@ -179,7 +179,8 @@ _LAYERS_AT = [(P("data"), P()), (P("data"), P())]
 
 PROGRAMS: dict[str, Program] = {
     **{f"two_layer.{n}": Program(HANDWRITTEN / "two_layer.py", axes, [n], 3, two_layer(n)) for n, axes in (
-        ("data", ["all"]), ("model", ["all"]), ("data_model", ["rows", "cols"]), ("three_d", ["rows", "cols", "planes"]),
+        ("data", ["all"]), ("model", ["all"]), ("data_model", ["rows", "cols"]),
+        ("three_d", ["rows", "cols", "planes"]),
     )},
     "language_model": Program(HANDWRITTEN / "language_model.py", ["rows", "cols"],
                               ["layer", "layer_backward", "cross_entropy", "handwritten_step"], 4,
