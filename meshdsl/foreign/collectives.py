@@ -77,7 +77,8 @@ def apply(eqn: Any, mesh: Axes, x: Array) -> Array:
         return x
     members = groups(mesh, axes, p.get("axis_index_groups"))
     blocks = x[members]  # [group, member, ...]
-    result = _APPLY[name](blocks, p)
+    with np.errstate(all="ignore"):  # infinities of a mask
+        result = _APPLY[name](blocks, p)
     out = np.empty((len(x), *result.shape[2:]), result.dtype)
     out[members] = result
     return out
