@@ -163,13 +163,21 @@ class SaveError(CheckpointError):
 
 
 class Where(NamedTuple):
-    """A source line: file and line number, from 1. `NOWHERE` has an empty file name and line 0."""
+    """A source line: file and line number, from 1. `NOWHERE` has an empty file name and line 0.
+
+    `scope`: the names of `jax.named_scope` around an equation that was imported, such as `block/attention`.
+    """
 
     file: str
     line: int
+    scope: str = ""
 
     def __str__(self) -> str:
         return f"{cell_of(self.file) or _relative(self.file)}:{self.line}" if self.file else "(no line)"
+
+    def with_scope(self) -> str:
+        """The line, and the scope if there is one, as programs print it."""
+        return f"{self} in {self.scope}" if self.scope else str(self)
 
     def source(self) -> str:
         """The text of the line, or an empty string if the file cannot be read."""

@@ -45,8 +45,11 @@ def simulated(m: md.Imported, f: Callable[..., Any], layout: Layout, args: Seque
     """The results, as arrays, of a function of the tensors of an imported one, run by the simulator under a layout."""
     program = md.compile(f, *layout).program(*m.specs)
     structure = jax.tree.structure(md.eval_shape(f, *m.specs))
-    outs = md.simulate(program, *m.split(*args))
-    return m.joined(list(map(jnp.asarray, outs)), [v.dims for v in program.outs], structure)
+    outs = [
+        md.tensor(jnp.asarray(x), v.dims)
+        for x, v in zip(md.simulate(program, *m.split(*args)), program.outs, strict=True)
+    ]
+    return m.arrays(jax.tree.unflatten(structure, outs))
 
 
 def check_values(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:

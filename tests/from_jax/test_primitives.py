@@ -130,6 +130,7 @@ ON_REALS: dict[str, Callable[[Any], Any]] = (
         "top_k": lambda x: lax.top_k(x, 3),
         "transpose": lambda x: x.T @ x,
         "reshape": lambda x: x.reshape(2, 2, 3, 2).sum(2),
+        "transposing reshape": lambda x: lax.reshape(x, (3, 8), (1, 0)).sum(1),
         "flat": lambda x: x.reshape(-1)[::2],
         "crossing": lambda x: x.reshape(3, 8).sum(1),
         "pad": lambda x: jnp.pad(x, ((1, 0), (2, 3))),
@@ -257,6 +258,7 @@ ON_IMAGES: dict[str, Callable[[Any], Any]] = {
     "transposed": lambda x: lax.conv_transpose(x, KERNEL, (2, 2), "SAME", dimension_numbers=HWIO),
     "depthwise": lambda x: conv(x, KERNEL[:, :, :1, :2], 2, feature_group_count=2),
     "grouped": lambda x: conv(x, KERNEL[:, :, :1, :4], feature_group_count=2),
+    "groups of the batch": lambda x: conv(x, KERNEL[..., :4], 2, batch_group_count=2),
 }
 
 
@@ -267,9 +269,23 @@ def test_convolutions(name: str) -> None:
     check_gradients(loss(ON_IMAGES[name]), [IMAGE], [layout], names=names)
 
 
+def test_a_grouped_convolution_is_split_over_groups() -> None:
+    x, k = jnp.tile(IMAGE, 4) * jnp.arange(1, 9), jnp.concatenate([KERNEL, KERNEL[..., :3] ** 2], 3)
+
+    def f(k: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(conv(x, k, 2, feature_group_count=4)))
+
+    names = {"x": "batch height width channels", "k": ". . . features"}
+    m = check_gradients(f, [k, x], [("rows:2 cols:2", "batch:rows; channels:cols; features:cols")], 1e-4, names=names)
+    assert m.dims["features"] == 8 and len(m.dims) == 8, m
+    (sent,) = md.compile(m, "cols:4", "channels:cols; features:cols").program(*m.specs).collectives
+    assert sent.shape == () and "no operation here" not in str(m)
+    check_values(jax.grad(f, (0, 1)), [k, x], [("rows:2", "batch:rows")], names=names)
+
+
 def test_a_depthwise_convolution_is_split_over_channels() -> None:
     m = md.from_jax(ON_IMAGES["depthwise"], IMAGE, names={"x": "batch height width channels"})
-    assert m.result_dims[0][-1].name == "channels" and "no operation here" not in str(m)
+    assert md.eval_shape(m, *m.specs).dims[-1].name == "channels" and "no operation here" not in str(m)
     assert not md.compile(m, "cols:2", "channels:cols").program(*m.specs).collectives
 
 
