@@ -111,6 +111,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
     "from_jax": ("Imported", "from_jax", "named"),
+    "foreign": ("JaxReport", "verify_jax"),
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",
@@ -121,6 +122,7 @@ _MODULES = {
     "optim": "optim",
     "hub": "train.weights.hub",
     "compilers": "tools.compilers",
+    "testing": "foreign.testing",
 }  # public names that are modules
 _UNLISTED = {"train": "train"}  # the training runtime, which has a page of its own
 _ALSO = {"gather": "take", "remat": "checkpoint", "scatter_add": "put_add"}  # the field's names, beside ours
