@@ -19,7 +19,8 @@ A step goes through these folders, in this order:
 Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
 equations) and backend (the arrays that kernels compute with). nn, optim, train, models, workload and from_jax (which
 imports JAX functions) are written in the public names alone; train.checkpoint and train.weights read and write
-parameters. tools has the command line, the pictures, and the readers of compilers' texts.
+parameters. foreign checks and prices programs of jax.shard_map that others wrote. tools has the command line, the
+pictures, and the readers of compilers' texts.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Reference:
         x, mesh = value.array, value.mesh
         if not isinstance(x, np.ndarray) or value.is_literal or not x.size:
             return Explanation(dict.fromkeys(mesh, REPLICATED))
-        best, extremes = None, value.maker is not None and value.maker.name in _EXTREMES
+        best, extremes = None, value.maker is not None and value.maker.primitive in _EXTREMES
         grid = x.reshape(*mesh.values(), *x.shape[1:])
         for over, whole, turned in self.candidates(grid, list(mesh), extremes) if x.any() else ():
             scale = self.scale(whole, only)

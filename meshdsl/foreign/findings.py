@@ -133,7 +133,7 @@ class Search:
         found += [self.of_exit(step) for step in front if _is_exit(step)]
         if not any(one.is_sure for one in found):
             brought = self.back((v for step in front for v in step.ins), lambda v: False)
-            passed += [step for step in brought if step.name == "ppermute"]
+            passed += [step for step in brought if step.primitive == "ppermute"]
             found = [self.of_passed(step) for step in passed] + found
         return list({(one.where, one.primitive): one for one in reversed(found)}.values())[::-1]
 
@@ -150,10 +150,10 @@ class Search:
     def is_by_place(self, step: Executed) -> bool:
         """True where a value differs from device to device by design: by `axis_index`, or as an integer constant."""
         arrays = [v for v in step.ins if not v.is_literal]
-        if step.name == "axis_index" or (not arrays and step.outs[0].array.dtype.kind not in "fc"):
+        if step.primitive == "axis_index" or (not arrays and step.outs[0].array.dtype.kind not in "fc"):
             return True
         parts = [v for v in arrays if not self.is_whole(v)]
-        return any(maker.name == "axis_index" for maker in self.back(parts, self.is_whole))
+        return any(maker.primitive == "axis_index" for maker in self.back(parts, self.is_whole))
 
     def since(self, value: Blocks) -> tuple[Where, ...]:
         """The line that first made a value partial, or scaled it, and its callers."""
@@ -174,12 +174,12 @@ class Search:
     def of_stuck(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
         what = f"some devices of a group over {_shown(axes)} never reach it, so the others wait forever"
-        return Finding(what, step.lines, step.name, axes, (), "take the branch, or the trip, on all of them")
+        return Finding(what, step.lines, step.primitive, axes, (), "take the branch, or the trip, on all of them")
 
     def of_passed(self, step: Executed) -> Finding:
         axes = axes_of(step.eqn)
         what = f"what it brings over {_shown(axes)} is nothing that one device computes, or in a wrong order"
-        return Finding(what, step.lines, step.name, axes, is_sure=False)
+        return Finding(what, step.lines, step.primitive, axes, is_sure=False)
 
     def of_step(self, step: Executed) -> Finding:
         """What is wrong at a step whose operands are right and whose result is not."""
@@ -194,39 +194,41 @@ class Search:
         if (result := self.sharding(out)) is not None:
             axes = next(((a,) for a, n in out.mesh.items() if result.scale in (n, 1 / n)), ())
             what = f"the result is {result.scale:g} times what one device computes"
-            return Finding(what, step.lines, step.name, axes, (), "divide or multiply by the size of the whole")
+            return Finding(what, step.lines, step.primitive, axes, (), "divide or multiply by the size of the whole")
         for axis in out.mesh:
             if len({self.known_of(v).over.get(axis, REPLICATED) for v in operands} - {REPLICATED}) > 1:
                 what = f"operands lie differently over {axis!r}: {shown}"
-                return Finding(what, step.lines, step.name, (axis,), (), "move one of them first")
+                return Finding(what, step.lines, step.primitive, (axis,), (), "move one of them first")
         what = f"no sharding of what one device computes is the result (operands: {shown})"
-        return Finding(what, step.lines, step.name, is_sure=False)
+        return Finding(what, step.lines, step.primitive, is_sure=False)
 
     def of_partial(self, step: Executed, v: Blocks, operands: Sequence[Blocks]) -> Finding:
         found, since = self.known_of(v), self.since(v)
         axes, kind = found.partial, "maximum" if EXTREME in found.over.values() else "mean" if found.is_mean else "sum"
         whole = any(not set(self.known_of(w).partial) & set(axes) for w in operands) or len(operands) < len(step.ins)
-        if step.name in ("add", "add_any", "sub") and whole:
+        if step.primitive in ("add", "add_any", "sub") and whole:
             what = (
                 f"adds a value that is whole to a partial {kind} over {_shown(axes)}, which counts it on every device"
             )
         else:
             what = f"an operand is a partial {kind} over {_shown(axes)}"
-        return Finding(what, step.lines, step.name, axes, since, f"{_sum(found, axes)} {_between(since, step.lines)}")
+        return Finding(
+            what, step.lines, step.primitive, axes, since, f"{_sum(found, axes)} {_between(since, step.lines)}"
+        )
 
     def of_collective(self, step: Executed, v: Blocks) -> Finding:
         axes, found, since = axes_of(step.eqn), self.known_of(v), self.since(v)
         equal = tuple(a for a in axes if found.over.get(a) == REPLICATED)
-        if step.name in SUMS and equal:
+        if step.primitive in SUMS and equal:
             times = math.prod(v.mesh[a] for a in equal)
             what = f"adds over {_shown(equal)} values that are equal there: the result is {times} times too large"
-            return Finding(what, step.lines, step.name, equal, since, f"no sum over {_shown(equal)}, or a pmean")
-        if step.name in SUMS and found.is_mean:
+            return Finding(what, step.lines, step.primitive, equal, since, f"no sum over {_shown(equal)}, or a pmean")
+        if step.primitive in SUMS and found.is_mean:
             what = f"adds the means of parts over {_shown(axes)}: the result is {found.scale:g} times too large"
-            return Finding(what, step.lines, step.name, axes, since, f"pmean over {_shown(axes)}")
+            return Finding(what, step.lines, step.primitive, axes, since, f"pmean over {_shown(axes)}")
         what = f"over {_shown(axes)} of a value that is {self.text(v)} gives nothing that one device computes"
         fix = "psum" if any(found.over.get(a) == PARTIAL for a in axes) else ""
-        return Finding(what, step.lines, step.name, axes, since, fix)
+        return Finding(what, step.lines, step.primitive, axes, since, fix)
 
     def known_of(self, value: Blocks) -> Explanation:
         """The sharding of a right value."""
@@ -263,4 +265,4 @@ def _numbers(value: Blocks) -> Any:
 
 
 def _is_exit(step: Executed) -> bool:
-    return step.name == "shard_map" and len(step.ins[0].mesh) > len(step.outs[0].mesh)
+    return step.primitive == "shard_map" and len(step.ins[0].mesh) > len(step.outs[0].mesh)

@@ -21,6 +21,15 @@ class JaxReport:
     decides, with the reason: they are never called right. `collectives` are what each device sends,
     `constraints` the shardings that the program asks for under `jax.jit`, `results` the paths of the function's
     results, `mesh` its axes, and `notes` what else is worth knowing.
+
+    >>> import jax
+    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> import meshdsl as md
+    >>> mesh = AbstractMesh((4,), ("rows",))
+    >>> step = jax.shard_map(lambda x: jax.lax.psum(x, "rows"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    >>> report = md.verify_jax(step, jax.ShapeDtypeStruct((8,), "float32"))
+    >>> report.ok, report.bytes, report.findings[0].fix
+    (False, 32, "no sum over 'rows', or a pmean")
     """
 
     findings: tuple[Finding, ...]

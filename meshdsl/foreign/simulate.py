@@ -47,7 +47,7 @@ class Executed:
     """One equation of a run. `source`: the equation whose line counts, the call for one inside a library's function;
     `spec`: how an argument of `shard_map` is split, or a result is joined."""
 
-    name: str
+    primitive: str
     eqn: Any
     ins: list[Blocks]
     outs: list[Blocks]
@@ -65,7 +65,7 @@ class Executed:
 
     @property
     def is_collective(self) -> bool:
-        return self.name in KINDS
+        return self.primitive in KINDS
 
 
 @dataclass

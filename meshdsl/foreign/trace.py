@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from .. import jax_functions
-from ..from_jax.arguments import Arguments
 from .collectives import split_over
 
 
@@ -48,9 +48,18 @@ def trace(
 
     `sizes`: sizes of mesh axes in place of those of the program's meshes; then their devices are not used.
     """
-    known = Arguments(f, args)
-    shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=_sharding(x, sizes)) for x in known.arrays]
-    traceable = jax.make_jaxpr(lambda *arrays: f(*known.filled(arrays)), return_shape=True)
+    paths, tree = jax.tree_util.tree_flatten_with_path(tuple(args))
+    places = [i for i, (_, x) in enumerate(paths) if hasattr(x, "shape") and hasattr(x, "dtype")]
+    given = [paths[i][1] for i in places]
+    shapes = [jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=_sharding(x, sizes)) for x in given]
+
+    def flat(*arrays: Any) -> Any:
+        leaves = [x for _, x in paths]
+        for i, x in zip(places, arrays, strict=True):
+            leaves[i] = x
+        return f(*jax.tree_util.tree_unflatten(tree, leaves))
+
+    traceable = jax.make_jaxpr(flat, return_shape=True)
     own = jax.sharding.get_abstract_mesh()
     # other sizes do not fit the mesh that the caller set; a shard_map that is given none needs one
     contexts = [own] if sizes is None or own.empty else [_NONE, _resized(own, sizes)]
@@ -61,7 +70,8 @@ def trace(
             raise
         jaxpr, out = _traced(traceable, shapes, contexts[1], sizes, check_vma)
     results = [_path(path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
-    return TracedStep(jaxpr, tuple(known.arrays), tuple(known.labels), tuple(results))
+    labels = _labels(f, [_path(paths[i][0]) for i in places])
+    return TracedStep(jaxpr, tuple(given), labels, tuple(results))
 
 
 def _traced(
@@ -133,6 +143,16 @@ def _sharding(x: Any, sizes: Mapping[str, int] | None) -> Any:
 def _resized(mesh: Any, sizes: Mapping[str, int]) -> AbstractMesh:
     own = tuple(sizes.get(a, n) for a, n in dict(mesh.shape).items())
     return AbstractMesh(own, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _labels(f: Callable[..., Any], paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths of arguments, which begin with the names of the parameters, if `f` says them."""
+    try:
+        names = dict(enumerate(inspect.signature(f).parameters))
+    except (TypeError, ValueError):
+        names = {}
+    parts = [path.partition("/") for path in paths]
+    return tuple(names.get(int(first), first) + slash + rest for first, slash, rest in parts)
 
 
 def _path(path: Any) -> str:

@@ -75,7 +75,7 @@ def verify_jax(
     >>> report.ok, report.findings[0].axes, [(c.kind, c.bytes) for c in report.collectives]
     (False, ('rows',), [('all_reduce', 4)])
     >>> report.findings[0].what
-    'the result is 4 times what one device computes'
+    "adds the means of parts over 'rows': the result is 4 times too large"
     """
     traced, refused = _traced(f, args)
     case = _Case(f, args, traced, refused, dims or {}, seed)
@@ -293,7 +293,7 @@ def _narrow_sums(sent: Sequence[Sent]) -> list[str]:
 def _is_written_for(run: Run, sizes: Axes) -> bool:
     """True if a permutation of a run on larger axes moves blocks of the devices of the smaller ones only."""
     for step in run.steps:
-        if step.name == "ppermute" and len(step.eqn.params["axis_name"]) == 1:
+        if step.primitive == "ppermute" and len(step.eqn.params["axis_name"]) == 1:
             n = sizes[step.eqn.params["axis_name"][0]]
             if len(step.eqn.params["perm"]) > n // 2 and all(max(pair) < n for pair in step.eqn.params["perm"]):
                 return True

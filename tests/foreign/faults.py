@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.abc
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -187,8 +188,21 @@ def module_of(tree: ast.Module, path: Path) -> types.ModuleType:
     import sys
 
     sys.modules["faulty"] = module
-    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), module.__dict__)
+    _Loader(compile(ast.fix_missing_locations(tree), str(path), "exec")).exec_module(module)
     return module
+
+
+class _Loader(importlib.abc.InspectLoader):
+    """Runs code that was changed after it was read."""
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.code = code
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.code
+
+    def get_source(self, fullname: str) -> None:
+        return None
 
 
 def _at_leaf(tree: Any, leaf: int | None, right: Callable[[Any], Any], wrong: Callable[[Any], Any]) -> Any:
