@@ -81,6 +81,7 @@ def verify_jax(
     case = _Case(f, args, traced, refused, dims or {}, seed)
     asked = Static()
     asked.program(traced.jaxpr, None, case.names, [getattr(x, "sharding", None) for x in traced.arguments])
+    case.known = asked.names
     divided = any(traced.shard_maps())
     if not divided and not asked.constraints:
         raise TraceError(
@@ -88,7 +89,7 @@ def verify_jax(
             "  md.from_jax imports a function of whole arrays, and md.compile says what each layout of it sends"
         )
     chip = machine_called(machine) if isinstance(machine, str) else machine
-    sent = tuple(collectives(traced.jaxpr, chip))
+    sent = tuple(collectives(traced.jaxpr, chip, asked.names))
     case.notes += _narrow_sums(sent)
     if divided and simulate:  # without a shard_map, the compiler divides the work and keeps the results
         case.simulated(reference)
@@ -112,6 +113,7 @@ class _Case:
     findings: list[Finding] = field(default_factory=list[Finding])
     undecided: dict[str, str] = field(default_factory=dict[str, str])
     notes: list[str] = field(default_factory=list[str])
+    known: dict[Any, Names] = field(default_factory=dict[Any, Names])  # the dims of variables
 
     def __post_init__(self) -> None:
         self.names = _dims_of(self.traced, self.dims)
@@ -151,14 +153,7 @@ class _Case:
         tolerance = NARROW_TOLERANCE if run.narrow or twin.narrow else TOLERANCE
         inputs = [Blocks(x[None] if isinstance(x, np.ndarray) else x, {}) for x in arrays]
         reference = Reference(twin, inputs, scales_of([*self.traced.sizes().values()]), tolerance)
-        return Search(run, reference, self.named())
-
-    def named(self) -> dict[Any, Names]:
-        """The dims of each variable of the program."""
-        static = Static()
-        if any(map(any, self.names)):
-            static.program(self.traced.jaxpr, None, self.names)
-        return static.names
+        return Search(run, reference, self.known)
 
     def drawn(self, one: TracedStep) -> tuple[list[Any], Run, list[Blocks]]:
         """Arguments, and the run of one device on them: normal numbers, or positive ones if no result is finite."""
