@@ -23,9 +23,9 @@ class JaxReport:
     results, `mesh` its axes, and `notes` what else is worth knowing.
 
     >>> import jax
-    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
     >>> import meshdsl as md
-    >>> mesh = AbstractMesh((4,), ("rows",))
+    >>> mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
     >>> step = jax.shard_map(lambda x: jax.lax.psum(x, "rows"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     >>> report = md.verify_jax(step, jax.ShapeDtypeStruct((8,), "float32"))
     >>> report.ok, report.bytes, report.findings[0].fix

@@ -66,11 +66,12 @@ def verify_jax(
     neither a `jax.shard_map` nor a sharding constraint in it, or if a primitive cannot be simulated.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
     >>> import meshdsl as md
     >>> def mean(x):
     ...     return jax.lax.psum(jnp.mean(x), "rows")
-    >>> step = jax.shard_map(mean, mesh=AbstractMesh((4,), ("rows",)), in_specs=P("rows"), out_specs=P())
+    >>> mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
+    >>> step = jax.shard_map(mean, mesh=mesh, in_specs=P("rows"), out_specs=P())
     >>> report = md.verify_jax(step, jax.ShapeDtypeStruct((8,), "float32"))
     >>> report.ok, report.findings[0].axes, [(c.kind, c.bytes) for c in report.collectives]
     (False, ('rows',), [('all_reduce', 4)])

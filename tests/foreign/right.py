@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 import meshdsl as md
 from meshdsl import backend
@@ -28,7 +28,8 @@ def reports(seed: int, count: int) -> Iterator[tuple[Case, JaxReport]]:
             except md.MeshdslError:
                 continue
             if program.collectives and not any(program.is_padded(v, d) for v in program.ins for d in v.dims):
-                mesh = AbstractMesh(tuple(program.mesh.axes.values()), tuple(program.mesh.axes))
+                names, sizes = zip(*program.mesh.axes.items(), strict=True)
+                mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
                 graph, arrays = _graph(case.model), list(map(np.asarray, leaves((params, state, batches[0]))))
 
                 def reference(*xs: Any, graph: Any = graph) -> Any:
