@@ -44,9 +44,11 @@ class Var:
     @property
     def type(self) -> Type:
         """Dims and dtype."""
-        known_type = self._type or Type(self.dims, self.dtype)
-        object.__setattr__(self, "_type", known_type)
-        return known_type
+        found = self._type
+        if found is None:
+            found = Type(self.dims, self.dtype)
+            object.__setattr__(self, "_type", found)
+        return found
 
     def __repr__(self) -> str:
         return f"{self.name or 'value'}: {self.type}"
@@ -294,15 +296,19 @@ def known(record: Eqn | Graph, fact: str, value: object = True) -> bool:
 
 def _differs(record: object, changes: Mapping[str, object]) -> bool:
     """True if a change of fields puts other objects into a record."""
-    return any(not _same(getattr(record, name), value) for name, value in changes.items())
+    for name, value in changes.items():  # no `any`: passes ask this of every equation
+        old = getattr(record, name)
+        if old is not value and not _same(old, value):
+            return True
+    return False
 
 
 def _same(a: object, b: object) -> bool:
-    """True if two fields hold the same object, or tuples of the same objects."""
+    """True if two fields hold tuples of the same objects."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         one, two = cast("tuple[object, ...]", a), cast("tuple[object, ...]", b)
         return len(one) == len(two) and all(map(is_, one, two))
-    return a is b
+    return False
 
 
 def _is_number(eqn: Eqn) -> bool:

@@ -7,7 +7,7 @@ result, the layout's rule decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from ..errors import InternalError
@@ -40,9 +40,11 @@ def vanishing(labels: Labels) -> tuple[str, ...]:
     return tuple(dict.fromkeys(vanished))
 
 
-def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Sequence[str] = ()) -> Sharding:
+def apply(
+    names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Iterable[str] = (), kind: str = "sum"
+) -> Sharding:
     """The sharding of one operand or result when labels have these axes."""
-    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial)
+    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial, kind)
 
 
 def _assigned(eqn: Eqn, labels: Labels) -> dict[str, Axes]:
@@ -80,9 +82,9 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
         kinds.add(op.reduce)
     if len(kinds) > 1 or "" in kinds:
         raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
+    kind = next(iter(kinds), "sum")
     results: list[Sharding | None] = []
     for var, names in zip(eqn.outs, labels.outs, strict=True):
         own_axes = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
-        split = apply(names, {**own_axes, **assigned})
-        results.append(Sharding.of(dict(split.split), {*pending, *vanished_axes}, next(iter(kinds), "sum")))
+        results.append(apply(names, {**own_axes, **assigned}, {*pending, *vanished_axes}, kind))
     return results
