@@ -422,7 +422,7 @@ def _lines(
         outs, ins = ", ".join(map(names.__getitem__, eqn.outs)), " ".join(map(names.__getitem__, eqn.ins))
         params = " ".join(f"{k}={_short(v)}" for k, v in _shown(eqn))
         types = ", ".join(map(show_type, eqn.outs))
-        annotation = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
+        annotation = f"{eqn.where.with_scope()}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
         yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", annotation
         for key, sub in eqn.graphs().items():
             inner = dict(names)
