@@ -55,14 +55,14 @@ def simulated(m: md.Imported, f: Callable[..., Any], layout: Layout, args: Seque
 def check_values(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
     """The values of f, imported, beside JAX's; `options` are layouts and the largest error."""
     m = md.from_jax(f, *args, **names)
-    _check(m, m, args, f(*args), *options)
+    _check(m, m, args, jax.jit(f)(*args), *options)
     return m
 
 
 def check_gradients(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
     """The loss f and its gradient by md.grad, beside JAX's; `options` are layouts and the largest error."""
     m = md.from_jax(f, *args, **names)
-    _check(m, md.value_and_grad(m), args, jax.value_and_grad(f)(*args), *options)
+    _check(m, md.value_and_grad(m), args, jax.jit(jax.value_and_grad(f))(*args), *options)
     return m
 
 

@@ -246,7 +246,7 @@ def loss(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("name", ON_REALS)
 def test_values(name: str) -> None:
-    check_values(ON_REALS[name], [X], LAYOUTS, names=NAMES)
+    check_values(ON_REALS[name], [X], LAYOUTS, 1e-2 if name == "cast" else 1e-5, names=NAMES)
 
 
 @pytest.mark.parametrize("name", [name for name in ON_REALS if name not in NO_GRADIENT])
