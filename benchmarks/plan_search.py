@@ -76,17 +76,30 @@ def imported(stacked: bool) -> md.Workload:
 
 
 MIXTRAL = mixtral_8x7b.replace(batch=512, capacity_factor=1.0, **BF16)
+SHARDED: dict[str, Any] = {"weight_update": "sharded", "steps": "flat"}
 CASES = {
-    "lm": Case(lm, 8, "tpu-v5e", 0.0012029),
-    "llama3_8b": Case(llama3_8b, 64, "h100", 7.0606),
-    "llama3_70b": Case(llama3_70b, 64, "h100", 69.570),
-    "llama3_70b_512": Case(llama3_70b, 512, "h100", 8.9849),
-    "mixtral": Case(MIXTRAL, 64, "tpu-v5p:flash,overlap", 7.5465),
-    "gshard": Case(preset(128, 36), 128, "tpu-v3", 0.59882),
-    "deepseek_256": Case(deepseek_v3, 256, "h100", 1e9),
-    "deepseek": Case(deepseek_v3, 2048, "h100", 25.911),
-    "imported_loop": Case(imported(stacked=False), 64, "h100", 0.039087),
-    "imported_scan": Case(imported(stacked=True), 64, "h100", 0.129292),
+    "lm": Case(lm, 8, "tpu-v5e", {"mesh": "x:8", "layout": "batch:x"}),
+    "llama3_8b": Case(
+        llama3_8b, 64, "h100", {"mesh": "x:2 y:32", "layout": "d_ff:x,y batch:x,y", "microbatches": 4, **SHARDED}
+    ),
+    "llama3_70b": Case(
+        llama3_70b, 64, "h100",
+        {"mesh": "x:64", "layout": "d_ff:x batch:x", "remat": "offload", "steps": "flat", "weight_update": {"mode": "sharded", "regather": True}},
+    ),
+    "llama3_70b_512": Case(
+        llama3_70b, 512, "h100", LLAMA3_70B_512
+    ),
+    "mixtral": Case(
+        MIXTRAL, 64, "tpu-v5p:flash,overlap",
+        {"mesh": "x:64", "layout": "d_ff:x batch:x expert_batch:x", "weight_update": "sharded", "microbatches": 4},
+    ),
+    "gshard": Case(
+        preset(128, 36), 128, "tpu-v3", GSHARD
+    ),
+    "deepseek_256": Case(deepseek_v3, 256, "h100", DEEPSEEK_256),
+    "deepseek": Case(deepseek_v3, 2048, "h100", DEEPSEEK),
+    "imported_loop": Case(imported(stacked=False), 64, "h100", {"mesh": "x:64", "layout": "batch:x", **SHARDED}),
+    "imported_scan": Case(imported(stacked=True), 64, "h100", {"mesh": "x:64", "layout": "batch:x", **SHARDED}),
 }
 
 
