@@ -19,7 +19,8 @@ A step goes through these folders, in this order:
 Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
 equations) and backend (the arrays that kernels compute with). nn, optim, train, models, workload and from_jax (which
 imports JAX functions) are written in the public names alone; train.checkpoint and train.weights read and write
-parameters. tools has the command line, the pictures, and the readers of compilers' texts.
+parameters. foreign checks and prices programs of jax.shard_map that others wrote. tools has the command line, the
+pictures, and the readers of compilers' texts.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
     "from_jax": ("Imported", "from_jax", "named"),
+    "foreign": ("JaxReport", "verify_jax"),
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",
@@ -121,6 +123,7 @@ _MODULES = {
     "optim": "optim",
     "hub": "train.weights.hub",
     "compilers": "tools.compilers",
+    "testing": "foreign.testing",
 }  # public names that are modules
 _UNLISTED = {"train": "train"}  # the training runtime, which has a page of its own
 _ALSO = {"gather": "take", "remat": "checkpoint", "scatter_add": "put_add"}  # the field's names, beside ours

@@ -47,6 +47,9 @@ from .errors import ShapeError as ShapeError
 from .errors import TraceError as TraceError
 from .errors.no_effect import NoEffectError as NoEffectError
 from .errors.no_effect import NoEffectWarning as NoEffectWarning
+from .foreign import JaxReport as JaxReport
+from .foreign import testing as testing
+from .foreign import verify_jax as verify_jax
 from .from_jax import Imported as Imported
 from .from_jax import from_jax as from_jax
 from .from_jax import named as named

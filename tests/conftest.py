@@ -7,11 +7,12 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # set before jax is imported; subprocesses of tests inherit it
 # hundreds of processes import the package: the first one compiles its modules to bytecode for all of them
@@ -51,10 +52,14 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_enable_x64", True)
 
 import hypothesis
+import numpy as np
 import pytest
+from jax.core import Tracer
 
 from meshdsl import backend
 from meshdsl.tools.compilers.aot import available
+from meshdsl.trace import eager
+from meshdsl.trace.arguments import on_device
 from tests.sums import einsum_in_order
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -92,6 +97,26 @@ def sampled(names: Iterable[str], n: int) -> set[str]:
     return {group[i * len(group) // n] for group in cases.values() for i in range(n)}
 
 
+IN_JAX = eager._computed
+
+
+def _at_once(op: Any, arrays: Sequence[Any], shapes: Any, types: Any, params: Any) -> Any:
+    """As `eager._computed`, by the NumPy kernels where all operands are arrays and no parameter is a function."""
+    if not arrays or any(isinstance(x, Tracer) for x in arrays) or any(map(callable, params.values())):
+        return IN_JAX(op, arrays, shapes, types, params)
+    results = eager.run_kernel(op, backend.NumPy, list(map(np.asarray, arrays)), shapes, types, params)
+    return [on_device(np.asarray(x, t.dtype)) for x, t in zip(results, types, strict=True)]
+
+
+def pytest_configure() -> None:
+    """Operations outside a trace run in NumPy, without a compiled program for each.
+
+    `test_numpy_and_eager_jax_agree` compares every operation with what users run; see the fixture `at_once_in_jax`.
+    """
+    if QUICK:
+        eager._computed = _at_once
+
+
 def pytest_unconfigure() -> None:
     COMPILED.cleanup()  # workers end without their finalizers
 
@@ -118,6 +143,12 @@ def optimizing() -> Iterator[None]:
 def optimized() -> Iterator[None]:
     with optimizing():
         yield
+
+
+@pytest.fixture
+def at_once_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations outside a trace run as users run them."""
+    monkeypatch.setattr(eager, "_computed", IN_JAX)
 
 
 @pytest.fixture

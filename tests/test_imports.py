@@ -50,6 +50,7 @@ ORDER = [
     ["train.weights"],
     ["search"],
     ["__init__"],  # the public package; it re-exports the units below and those written in the language
+    ["foreign"],
     ["tools", "__main__"],
 ]
 IN_THE_LANGUAGE = [

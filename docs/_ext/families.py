@@ -54,6 +54,7 @@ TITLES = {
     "compile.check_gradients": "Gradients",
     "compile.jaxify": "Programs",
     "from_jax": "Importing JAX functions",
+    "foreign": "Sharded JAX programs",
     "lowering": "Programs",
     "updates.weight_update": "Programs",
     "overlap.values": "Programs",

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from ..errors import ShapeError, expect
-from ..trace import flatten, tree
+from ..trace import flatten, tensor, tree
 from . import Compiled
 from .inside_jax import run, traced_by_jax
 
@@ -41,7 +41,12 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
 
     if imported is not None:
         outs = [v.dims for v in stages.graph.outs]
-        return lambda *arrays: imported.joined(called(imported.split(*arrays)), outs, stages.result)
+
+        def of_arrays(*arrays: Any) -> Any:
+            results = map(tensor, called(imported.split(*arrays)), outs)
+            return imported.arrays(tree.tree_unflatten(stages.result, results))
+
+        return of_arrays
 
     def function(*arrays: Any) -> Any:
         leaves, own = flatten(arrays)
@@ -58,6 +63,6 @@ def jaxify(compiled: Compiled, *args: Any) -> Callable[..., Any]:
 
 def _imported(f: Any) -> Any:
     """The `md.from_jax` that a function is, or was made of by `md.grad` and the like; None if there is none."""
-    while f is not None and not hasattr(type(f), "joined"):
+    while f is not None and not hasattr(type(f), "names_to_paste"):
         f = getattr(f, "__wrapped__", None)
     return f

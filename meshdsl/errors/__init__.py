@@ -163,13 +163,21 @@ class SaveError(CheckpointError):
 
 
 class Where(NamedTuple):
-    """A source line: file and line number, from 1. `NOWHERE` has an empty file name and line 0."""
+    """A source line: file and line number, from 1. `NOWHERE` has an empty file name and line 0.
+
+    `scope`: the names of `jax.named_scope` around an equation that was imported, such as `block/attention`.
+    """
 
     file: str
     line: int
+    scope: str = ""
 
     def __str__(self) -> str:
         return f"{cell_of(self.file) or _relative(self.file)}:{self.line}" if self.file else "(no line)"
+
+    def with_scope(self) -> str:
+        """The line, and the scope if there is one, as programs print it."""
+        return f"{self} in {self.scope}" if self.scope else str(self)
 
     def source(self) -> str:
         """The text of the line, or an empty string if the file cannot be read."""
@@ -213,7 +221,12 @@ def raised(error: BaseException) -> Where | None:
 
 def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
     """The first of these lines (file, number) that is in the user's code; None if there is none."""
-    return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
+    return next((Where(file, line) for file, line in lines if _is_users(file) and _is_written(file)), None)
+
+
+def _is_written(file: str) -> bool:
+    """True for a file, and for what somebody wrote at a prompt or in a cell; generated code has no file."""
+    return file.startswith(("<stdin>", "<doctest ")) or os.path.exists(file) or cell_of(file) is not None
 
 
 def is_ours(file: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,13 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from .arguments import Arguments, is_array
-from .axes import dims
+from .axes import dims, unite
 from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
 from .layers import stack_layers
 from .naming import Names, given, settle
 from .operations import new_replay
 from .proposals import data_dim, dims_to_shard, names_to_paste
-from .steps import OWN_RULES, OpenedJaxpr, Value, prune, read
+from .steps import OWN_RULES, BodyStep, OpenedJaxpr, Value, prune, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
 from .workload import workload_of
@@ -66,13 +66,36 @@ class _Form:
     rebuilt: Callable[[Sequence[Any]], Any]
 
 
-def _has_gradient(block: OpenedJaxpr) -> bool:
-    """True if `jax.grad` made some of the steps; the rules of `jax.custom_vjp` do not count."""
-    return any(
-        (step.eqn is not None and "transpose(" in str(step.eqn.source_info.name_stack))
-        or (step.primitive not in OWN_RULES and any(map(_has_gradient, step.bodies)))
-        for step in block.steps
-    )
+def _gradient_of_jax(block: OpenedJaxpr) -> Iterator[BodyStep]:
+    """The steps that `jax.grad` made; those of the rules of `jax.custom_vjp` do not count."""
+    for step in block.steps:
+        if step.transposed:
+            yield step
+            yield from (inner for body in step.bodies for inner in body.walk())
+        elif step.primitive not in OWN_RULES:
+            for body in step.bodies:
+                yield from _gradient_of_jax(body)
+
+
+def _dims_that_send_more(step: BodyStep) -> list[str]:
+    """The dims along which JAX's form of a gradient sends more than ours: of a table whose rows are added to, of an
+    image, and of keys beside queries, whose product is no `md.attention` there."""
+    if step.primitive == "scatter-add":
+        over = step.params["dimension_numbers"].scatter_dims_to_operand_dims
+        return [d.name for d in dims(step.ins[0].axes[i] for i in over)]
+    if step.primitive == "conv_general_dilated":
+        return [d.name for d in dims(step.ins[0].axes[i] for i in step.params["dimension_numbers"].lhs_spec[2:])]
+    values = (*step.ins, *step.outs) if step.primitive == "dot_general" else ()
+    return [d.name for v in values for axis in v.axes if axis.root.beside for d in dims([axis.root.beside])]
+
+
+def _note_on_gradient(steps: Sequence[BodyStep]) -> list[str]:
+    """A note on the steps of a gradient that JAX made, with the places and dims where it sends more than ours."""
+    places = [(f"{step.where} {step.primitive}", name) for step in steps for name in _dims_that_send_more(step)]
+    listed = "".join(f"\n    {place}, if {name} is split" for place, name in dict.fromkeys(places))
+    more = f" and sends more than ours here:{listed}" if listed else ""
+    note = f"it has a gradient that JAX made, which micro-batches cannot cut{more}"
+    return [f"{note}\n    import the loss, and let md.value_and_grad make the gradient"] if steps else []
 
 
 class Imported:
@@ -109,13 +132,25 @@ class Imported:
         self._names = Names()
         given(self._block, names, self._names)
         unify(self._block)
+        if any(_gradient_of_jax(self._block)):
+            self._unite_gradients(shape)
         hints, axes = self._hints()
         name_dims(self._block, hints, axes, self._names)
         settle(self._block, self._names, prefer)
         if self._names.problems:
             raise md.ShapeError("\n".join(self._names.problems))
-        self.layout = layout_of(hints, axes, self._block.ins[: self.first_count])
+        self.layout = layout_of(hints, axes, self._block.ins[: self._first_count])
         self._check()
+
+    def _unite_gradients(self, shape: Any) -> None:
+        """Make the axes of a gradient those of its parameters: a part of the result that is like the first argument."""
+        first, numbers = self._arguments.structure.children()[0], iter(self._block.outs)
+        parameter = {n: v.axes[1:] if v.is_stacked else v.axes for v in self._block.ins for n in v.places}
+        for part in tree.tree_leaves(shape, is_leaf=lambda node: tree.tree_structure(node) == first):
+            own = [next(numbers) for _ in tree.tree_leaves(part)]
+            for n, v in enumerate(own if tree.tree_structure(part) == first else ()):
+                if [a.size for a in parameter.get(n, ())] == list(v.shape):
+                    list(map(unite, parameter[n], v.axes))
 
     def _hints(self) -> tuple[list[Hint], set[str]]:
         """Words for the axes of values, by annotations and constraints, and the axes of meshes among them."""
@@ -131,11 +166,7 @@ class Imported:
         with numbered():
             md.eval_shape(lambda *xs: replay.run(self._block, xs), *map(spec_of, self._block.ins))
         self._names.notes += replay.notes
-        if _has_gradient(self._block):
-            self._names.notes.append(
-                "it has a gradient that JAX made, which sends more than ours where an embedding is read and where a "
-                "sequence or an image is split\n    import the loss, and let md.value_and_grad make the gradient"
-            )
+        self._names.notes += _note_on_gradient(list(_gradient_of_jax(self._block)))
         if replay.refusals:
             listed = "\n".join(dict.fromkeys(replay.refusals))
             raise md.TraceError(f"md.from_jax cannot import {self._arguments.called}:\n{listed}")
@@ -195,24 +226,14 @@ class Imported:
         return self._arguments.placed({v.places[0]: spec_of(v) for v in self._block.ins})
 
     @property
-    def labels(self) -> list[str]:
-        """The path of each tensor of the arguments, such as `params/w`."""
-        return [v.label for v in self._block.ins]
+    def is_loss(self) -> bool:
+        """True if the function returns one scalar, as a workload does."""
+        return [stored(v) for v in self._block.outs] == [()]
 
     @property
-    def examples(self) -> list[Any]:
-        """The arrays that were imported, as `split` gives them; None for a type."""
-        return [in_dims(v, self._arguments.arrays) for v in self._block.ins]
-
-    @property
-    def first_count(self) -> int:
+    def _first_count(self) -> int:
         """The number of tensors in the first argument."""
         return len(tree.tree_leaves(self.specs[:1]))
-
-    @property
-    def result_dims(self) -> list[tuple[md.Dim, ...]]:
-        """The dims of each result."""
-        return [stored(v) for v in self._block.outs]
 
     def names_to_paste(self) -> dict[str, str]:
         """`names` for the dims that nobody named, of data and large weights: a start to edit, by what the function does
@@ -227,16 +248,16 @@ class Imported:
         >>> m.names_to_paste()
         {'tokens': 'batch length', '*/embed': 'vocab model', '*/w': 'model hidden'}
         """
-        return names_to_paste(self._block, self._names, self.first_count)
+        return names_to_paste(self._block, self._names, self._first_count)
 
     def dims_to_shard(self) -> list[str]:
         """The dims that `meshdsl search` splits: those that the user named; without any, those of data and large
         weights."""
-        return dims_to_shard(self._block, self._names, self.first_count)
+        return dims_to_shard(self._block, self._names, self._first_count)
 
     def fsdp(self, axis: str) -> str:
         """The layout of plain FSDP over one mesh axis; empty if the data share no dim."""
-        batch = data_dim(self._block, self.first_count)
+        batch = data_dim(self._block, self._first_count)
         return f"{batch}:{axis}; params:{axis}" if batch else ""
 
     def workload(self, name: str = "") -> md.Workload:
@@ -245,7 +266,18 @@ class Imported:
         The first argument are the parameters, the others a batch, and the optimizer is `md.optim.adamw(1e-3)`. Raises
         `ShapeError` for a function that returns anything but a scalar.
         """
-        return workload_of(self, name or self._arguments.called)
+        name = name or self._arguments.called
+        if not self.is_loss:
+            shown = ", ".join(" ".join(d.name for d in stored(v)) or "a scalar" for v in self._block.outs)
+            raise md.ShapeError(
+                f"{name} returns {len(self._block.outs)} arrays ({shown}), and a workload is a loss: one scalar\n"
+                "  import the loss; md.compile and .cost() take any imported function"
+            )
+        labels, examples = (
+            [v.label for v in self._block.ins],
+            self.split(*self._arguments.filled(self._arguments.arrays)),
+        )
+        return workload_of(self, name, labels, examples, self._first_count)
 
     def split(self, *args: Any) -> list[Any]:
         """The arguments as arrays with one axis for each dim, in the order of `specs`; None for a type.
@@ -273,7 +305,7 @@ class Imported:
         or their types. Raises `ShapeError` if the trees differ.
         """
         tensors, structure = tree.tree_flatten(result, is_leaf=lambda x: isinstance(x, md.Tensor))
-        made = self.joined([t.array for t in tensors], [t.dims for t in tensors], structure)
+        made = self._in_axes([t.array for t in tensors], [t.dims for t in tensors], structure)
         if like is None:
             return made
         leaves, shapes = tree.tree_leaves(made), [np.shape(x) for x in tree.tree_leaves(like) if is_array(x)]
@@ -281,8 +313,8 @@ class Imported:
             raise md.ShapeError(f"there are {len(leaves)} arrays, and like= has {len(shapes)}")
         return tree.tree_unflatten(tree.tree_structure(made), list(map(jax.numpy.reshape, leaves, shapes)))
 
-    def joined(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
-        """A tree of arrays with these dims in the axes of JAX; see `arrays`."""
+    def _in_axes(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
+        """A tree of arrays with these dims in the axes of JAX."""
         forms = self._forms()
 
         def made(i: int, v: Value | None) -> Any:

@@ -61,7 +61,8 @@ class Value:
 @dataclass(eq=False)
 class BodyStep:
     """One equation. `groups`: of a reshape, the runs of axes that it merges and splits. `parts`: a split whose axis is
-    stored as a dim of parts and a dim of places. `primitive`: its name in JAX, or `relu` and the like for a call."""
+    stored as a dim of parts and a dim of places. `primitive`: its name in JAX, or `relu` and the like for a call.
+    `transposed`: `jax.grad` made it."""
 
     primitive: str
     ins: list[Value]
@@ -72,6 +73,7 @@ class BodyStep:
     bodies: list[OpenedJaxpr] = field(default_factory=list["OpenedJaxpr"])
     groups: list[tuple[list[Axis], list[Axis]]] = field(default_factory=list[tuple[list[Axis], list[Axis]]])
     parts: bool = False
+    transposed: bool = False
 
     def pairs(self) -> list[tuple[int, int, int | str]]:
         """(operand, axis, axis of the result, or what happens to the axis), by the table of primitives."""
@@ -107,13 +109,14 @@ class OpenedJaxpr:
         yield from self.outs
 
 
-def read(closed: Any, where: Any = None, inlined: bool = False) -> OpenedJaxpr:
+def read(closed: Any, where: Any = None, derivatives: int | None = 2) -> OpenedJaxpr:
     """The block of a jaxpr, with steps whose results nothing reads.
 
-    `inlined`: functions with a derivative of their own are opened too, because nothing here is differentiated.
+    `derivatives`: how often functions with a derivative of their own may be differentiated, because a rule may call its
+    function again. None opens these functions too: nothing here is differentiated.
     """
     jaxpr, consts = jax_functions.opened(closed)
-    ins, reader = [_like(v, where) for v in jaxpr.invars], _Reader(inlined)
+    ins, reader = [_like(v, where) for v in jaxpr.invars], _Reader(derivatives)
     return OpenedJaxpr(ins, reader.run(jaxpr, consts, ins, where), reader.steps)
 
 
@@ -136,8 +139,8 @@ def _like(v: Any, where: Any) -> Value:
 class _Reader:
     """The steps of a jaxpr, and of the calls in it."""
 
-    def __init__(self, inlined: bool) -> None:
-        self.inlined, self.steps = inlined, list[BodyStep]()
+    def __init__(self, derivatives: int | None) -> None:
+        self.derivatives, self.steps, self.transposed = derivatives, list[BodyStep](), False
 
     def run(self, jaxpr: Any, consts: Sequence[Any], ins: Sequence[Value], caller: Any) -> list[Value]:
         env: dict[Any, Value] = dict(zip(jaxpr.invars, ins, strict=True))
@@ -150,8 +153,13 @@ class _Reader:
             return Value(np.shape(v.val), of.dtype, const=v.val)
 
         for eqn in jaxpr.eqns:
-            where = jax_functions.line_of(eqn) or caller
+            where = jax_functions.line_of(eqn, caller)
+            before, self.transposed = (
+                self.transposed,
+                self.transposed or "transpose(" in str(eqn.source_info.name_stack),
+            )
             outs = self.results(eqn, [value(v) for v in eqn.invars], where)
+            self.transposed = before
             env.update(zip(eqn.outvars, outs, strict=True))
         return [value(v) for v in jaxpr.outvars]
 
@@ -160,7 +168,7 @@ class _Reader:
         name, bodies = eqn.primitive.name, jax_functions.inner(eqn)
         if name in OWN_RULES and (known := _function_of(bodies[0])) in KNOWN_RULES:
             name, bodies = KNOWN_RULES[known], []
-        if name in jax_functions.CALLS and name not in LOOPS and (self.inlined or name not in OWN_RULES):
+        if name in jax_functions.CALLS and name not in LOOPS and (self.derivatives is None or name not in OWN_RULES):
             return self.run(*jax_functions.opened(bodies[0]), values, where)
         outs = [_like(v, where) for v in eqn.outvars]
         if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
@@ -168,17 +176,23 @@ class _Reader:
             for v, out in zip(values, outs, strict=True):
                 self.add(BodyStep(OVER_AXES[name], [v], [out], over, where))
             return outs
+        if name == "reshape" and (order := eqn.params["dimensions"]) is not None:  # it transposes first
+            x = Value(tuple(values[0].shape[i] for i in order), values[0].dtype, where=where)
+            self.add(BodyStep("transpose", values, [x], {"permutation": order}, where))
+            values = [x]
         step = BodyStep(name, values, outs, eqn.params, where, eqn)
         if name in OWN_RULES:
-            step.bodies = with_rule(eqn, bodies[0], where)
+            rule = _rule(eqn, where, self.derivatives - 1) if self.derivatives else ()
+            step.bodies = [read(bodies[0], where, derivatives=None), *rule]
         elif name in LOOPS:
-            step.bodies = [read(body, where, self.inlined) for body in _bodies(eqn, bodies)]
+            step.bodies = [read(body, where, self.derivatives) for body in _bodies(eqn, bodies)]
         if name == "scan":
             step.params = {**eqn.params, **_counts(step)}
         self.add(step)
         return outs
 
     def add(self, step: BodyStep) -> None:
+        step.transposed = self.transposed
         self.steps.append(step)
         for out in step.outs:
             out.maker = step
@@ -205,8 +219,8 @@ def _bodies(eqn: Any, bodies: Sequence[Any]) -> Sequence[Any]:
     return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
 
 
-def with_rule(eqn: Any, body: Any, where: Any) -> list[OpenedJaxpr]:
-    """A function with a derivative of its own as three blocks: itself, its forward pass and its backward pass.
+def _rule(eqn: Any, where: Any, derivatives: int) -> list[OpenedJaxpr]:
+    """The derivative of a function that has its own, as two blocks: its forward pass and its backward pass.
 
     The forward pass returns the results and what JAX saves; the backward pass takes these, then the cotangents of the
     results, and returns the cotangents of the floating operands. Both are traced by `jax.vjp`, from the user's rule.
@@ -232,4 +246,4 @@ def with_rule(eqn: Any, body: Any, where: Any) -> list[OpenedJaxpr]:
         return jax.tree.unflatten(structure, residuals)(cts)
 
     back = jax.make_jaxpr(backward)(residuals, outs)
-    return [read(body, where), read(saved, where, inlined=True), read(back, where)]
+    return [read(saved, where, derivatives), read(back, where, derivatives)]

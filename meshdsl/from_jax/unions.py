@@ -169,11 +169,14 @@ def _convolved(step: BodyStep) -> None:
     if p["feature_group_count"] == p["batch_group_count"] == 1:
         unite(x.axes[d.lhs_spec[1]], w.axes[d.rhs_spec[1]])
     elif is_depthwise(step):
-        unite(x.axes[d.lhs_spec[1]], w.axes[d.rhs_spec[0]])
         unite(x.axes[d.lhs_spec[1]], out.axes[d.out_spec[1]])
-    for i, o in zip(d.lhs_spec[2:], d.out_spec[2:], strict=True):
+    unite(w.axes[d.rhs_spec[0]], out.axes[d.out_spec[1]])
+    for i, k, o in zip(d.lhs_spec[2:], d.rhs_spec[2:], d.out_spec[2:], strict=True):
         x.axes[i].root.rigid = out.axes[o].root.rigid = True
-        unite(x.axes[i], out.axes[o]) if x.shape[i] == out.shape[o] else link(x.axes[i], out.axes[o])
+        if x.shape[i] == out.shape[o]:
+            unite(x.axes[i], out.axes[o])
+        elif not (step.transposed and w.shape[k] > out.shape[o]):  # the gradient of a kernel has the kernel's window
+            link(x.axes[i], out.axes[o])
 
 
 def is_depthwise(step: BodyStep) -> bool:
@@ -263,6 +266,8 @@ def _called(step: BodyStep) -> None:
 
 def _with_rule(step: BodyStep) -> None:
     """A function with a rule of its own: its value, its forward pass and its backward pass."""
+    if len(step.bodies) == 1:  # a rule that is not differentiated so often
+        return _called(step)
     value, forward, backward = step.bodies
     n, saved = len(step.outs), len(backward.ins) - len(step.outs)
     moving = [v for v in step.ins if v.is_floating]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,24 +18,17 @@ class Config:
     """An imported function has its sizes already: nothing is left to set."""
 
 
-def workload_of(m: Any, name: str) -> md.Workload:
+def workload_of(m: Any, name: str, labels: Sequence[str], examples: Sequence[Any], count: int) -> md.Workload:
     """The training step of a loss: its first argument are the parameters, the others are a batch.
 
-    The optimizer is `md.optim.adamw(1e-3)`. Parameters that were given as arrays start there, and specs as normal
-    numbers. Raises `ShapeError` if the function returns no scalar, or if its first argument has no parameters.
+    `labels` are the paths of all inputs, `examples` their arrays, and the first `count` are the parameters. The
+    optimizer is `md.optim.adamw(1e-3)`. Parameters that were given as arrays start there, and specs as normal numbers.
+    Raises `ShapeError` if the first argument has no parameters.
     """
-    own = m.result_dims
-    if own != [()]:
-        shown = ", ".join(" ".join(d.name for d in dims) or "a scalar" for dims in own)
-        raise md.ShapeError(
-            f"{name} returns {len(own)} arrays ({shown}), and a workload is a loss: one scalar\n"
-            "  import the loss; md.compile and .cost() take any imported function"
-        )
-    first = [m.labels[i] for i in range(m.first_count)]
-    if not first:
+    if not count:
         raise md.ShapeError(f"the first argument of {name} has no arrays; it has the parameters of a workload")
-    paths, batch = [_path(label) for label in first], [_path(label, whole=True) for label in m.labels[m.first_count :]]
-    specs, examples = jax.tree.leaves(m.specs, is_leaf=lambda x: hasattr(x, "dims")), m.examples
+    paths, batch = [_path(label) for label in labels[:count]], [_path(label, whole=True) for label in labels[count:]]
+    specs = jax.tree.leaves(m.specs, is_leaf=lambda x: hasattr(x, "dims"))
 
     @md.model
     def model(batch: Mapping[str, md.Tensor]) -> Mapping[str, md.Tensor]:
@@ -45,7 +38,7 @@ def workload_of(m: Any, name: str) -> md.Workload:
         }
 
     def inputs(config: Config) -> dict[str, Any]:
-        return dict(zip(batch, specs[m.first_count :], strict=True))
+        return dict(zip(batch, specs[count:], strict=True))
 
     def loss(config: Config) -> Callable[..., Any]:
         return lambda params, data: m(*map(params.__getitem__, paths), *map(data.__getitem__, batch))

@@ -315,15 +315,19 @@ def known(record: Eqn | Graph, fact: str, value: object = True) -> bool:
 
 def _differs(record: object, changes: Mapping[str, object]) -> bool:
     """True if a change of fields puts other objects into a record."""
-    return any(not _same(getattr(record, name), value) for name, value in changes.items())
+    for name, value in changes.items():  # no `any`: passes ask this of every equation
+        old = getattr(record, name)
+        if old is not value and not _same(old, value):
+            return True
+    return False
 
 
 def _same(a: object, b: object) -> bool:
-    """True if two fields hold the same object, or tuples of the same objects."""
+    """True if two fields hold tuples of the same objects."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         one, two = cast("tuple[object, ...]", a), cast("tuple[object, ...]", b)
         return len(one) == len(two) and all(map(is_, one, two))
-    return a is b
+    return False
 
 
 def _is_number(eqn: Eqn) -> bool:
@@ -418,7 +422,7 @@ def _lines(
         outs, ins = ", ".join(map(names.__getitem__, eqn.outs)), " ".join(map(names.__getitem__, eqn.ins))
         params = " ".join(f"{k}={_short(v)}" for k, v in _shown(eqn))
         types = ", ".join(map(show_type, eqn.outs))
-        annotation = f"{eqn.where}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
+        annotation = f"{eqn.where.with_scope()}{' (backward)' if eqn.backward else ''}  {note(eqn)}".rstrip()
         yield f"{indent}  {outs} = {' '.join(x for x in (str(eqn.op), ins, params) if x)} : {types}", annotation
         for key, sub in eqn.graphs().items():
             inner = dict(names)

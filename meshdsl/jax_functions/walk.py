@@ -11,7 +11,9 @@ axis follows: only one dim has another size on the block.
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -183,7 +185,9 @@ class _Walk:
     def passed(self, name: str, full: Equation, block: Equation, ins: Sequence[_Value]) -> _Value:
         """What becomes of the places of the operands."""
         if name in ("reshape", "expand_dims"):
-            return self.reshaped(ins[0], full.ins[0], full.outs[0])
+            order = full.params.get("dimensions") or range(len(full.ins[0]))  # a reshape may transpose first
+            x = ins[0] if ins[0].axis is None else ins[0]._replace(axis=list(order).index(ins[0].axis))
+            return self.reshaped(x, [full.ins[0][i] for i in order], full.outs[0])
         if name not in TABLE:
             raise _refuse("is not known to keep places", unknown=True)
         targets = zip(ins, TABLE[name](full), TABLE[name](block), strict=False)
@@ -378,8 +382,17 @@ def _keeps_sums(a: Any) -> bool:
     return inexact or name not in ("convert_element_type", "div")
 
 
-def line_of(eqn: Any) -> Where | None:
-    """The user's line that made an equation."""
+def line_of(eqn: Any, caller: Where | None = None) -> Where | None:
+    """The user's line that made an equation, and its `jax.named_scope`s; else those of the call that it is in."""
     traceback = eqn.source_info.traceback
     frames = traceback.frames if traceback is not None else ()
-    return users_line((frame.file_name, frame.line_num) for frame in frames)
+    where = users_line((frame.file_name, frame.line_num) for frame in frames) or caller
+    names = [
+        *(caller.scope.split("/") if caller else ()),
+        *_TRANSFORM.sub("", str(eqn.source_info.name_stack)).split("/"),
+    ]
+    own = [name for name, after in itertools.pairwise([*names, ""]) if name not in ("", after)]
+    return where and where._replace(scope="/".join(own))
+
+
+_TRANSFORM = re.compile(r"\w+\(|\)|rematted_computation")  # jvp(block)/attention: the names alone

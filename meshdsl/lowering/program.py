@@ -235,4 +235,4 @@ class CollectiveRecord:
     def __str__(self) -> str:
         times = (f" x{round(self.count, 4)}" if self.count != 1 else "") + (" each trip" if self.unbounded else "")
         what = f"{self.op} {self.dtype.name}{list(self.shape)}"
-        return f"{what} {self.size}{times}  # {self.where} {self.cause}"
+        return f"{what} {self.size}{times}  # {self.where.with_scope()} {self.cause}"

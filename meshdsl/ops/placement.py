@@ -22,6 +22,7 @@ PREFER = Op(
     vjp=lambda ct, x, names: (bind1(PREFER, ct, names=names),),
     linear=Linear.JOINT,
     fuses=Fuses.VIEW,
+    again=True,
     bounded=Bounded.BY_OPERANDS,
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ..compile.plan import Plan
 from ..errors import LayoutError
 from ..errors.no_effect import NoEffectError
+from ..errors.units import seconds, show_bytes
 from .evaluate import Entry, evaluate
 from .variants import Variants
 
@@ -51,11 +52,14 @@ class Costed:
         return min(self.entries.values(), key=self.score, default=None)
 
     def ranked(self) -> list[Entry]:
-        """The best plans that fit, one per outcome: first the simplest of those within `SAME` of the fastest."""
+        """The best plans that fit, one per time and memory: first the simplest of those near the fastest."""
         each: dict[tuple[float, ...], Entry] = {}
         for entry in sorted((e for e in self.entries.values() if e.fits), key=complexity):
             each.setdefault(entry.outcome, entry)
         ranked = [each[outcome] for outcome in sorted(each)]
         near = [entry for entry in ranked if entry.seconds <= SAME * ranked[0].seconds]
         near.sort(key=complexity)
-        return [*near[:1], *(entry for entry in ranked if entry is not near[0])][: 1 + RUNNERS_UP]
+        listed: dict[tuple[str, str], Entry] = {}
+        for entry in [*near[:1], *ranked]:
+            listed.setdefault((seconds(entry.seconds), show_bytes(entry.peak_bytes)), entry)
+        return list(listed.values())[: 1 + RUNNERS_UP]

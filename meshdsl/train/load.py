@@ -148,7 +148,7 @@ def _workloads(module: types.ModuleType) -> dict[str, md.Workload]:
     public = {key: value for key, value in vars(module).items() if key[0] != "_"}
     imported = {key: value for key, value in public.items() if isinstance(value, md.Imported)}
     return {key: value for key, value in public.items() if isinstance(value, md.Workload)} | {
-        key: value.workload(key) for key, value in imported.items() if value.result_dims == [()]
+        key: value.workload(key) for key, value in imported.items() if value.is_loss
     }
 
 

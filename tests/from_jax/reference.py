@@ -45,21 +45,24 @@ def simulated(m: md.Imported, f: Callable[..., Any], layout: Layout, args: Seque
     """The results, as arrays, of a function of the tensors of an imported one, run by the simulator under a layout."""
     program = md.compile(f, *layout).program(*m.specs)
     structure = jax.tree.structure(md.eval_shape(f, *m.specs))
-    outs = md.simulate(program, *m.split(*args))
-    return m.joined(list(map(jnp.asarray, outs)), [v.dims for v in program.outs], structure)
+    outs = [
+        md.tensor(jnp.asarray(x), v.dims)
+        for x, v in zip(md.simulate(program, *m.split(*args)), program.outs, strict=True)
+    ]
+    return m.arrays(jax.tree.unflatten(structure, outs))
 
 
 def check_values(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
     """The values of f, imported, beside JAX's; `options` are layouts and the largest error."""
     m = md.from_jax(f, *args, **names)
-    _check(m, m, args, f(*args), *options)
+    _check(m, m, args, jax.jit(f)(*args), *options)
     return m
 
 
 def check_gradients(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
     """The loss f and its gradient by md.grad, beside JAX's; `options` are layouts and the largest error."""
     m = md.from_jax(f, *args, **names)
-    _check(m, md.value_and_grad(m), args, jax.value_and_grad(f)(*args), *options)
+    _check(m, md.value_and_grad(m), args, jax.jit(jax.value_and_grad(f))(*args), *options)
     return m
 
 

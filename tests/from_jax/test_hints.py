@@ -63,7 +63,8 @@ def loss(params, x):
 def test_containers_name_dims_and_end_paths(box):
     m = md.from_jax(loss, {"a": box(UP, ("embed", "mlp")), "b": box(DOWN, ("mlp", "embed"))}, X, names={"x": "batch ."})
     assert m.dims == {"embed": 4, "mlp": 6, "batch": 8}
-    assert m.labels == ["params/a", "params/b", "x"]
+    with pytest.raises(md.ShapeError, match=r"params/a has the shape \(4, 6\)"):
+        m.tensors({"a": box(DOWN, ("embed", "mlp")), "b": box(DOWN, ("mlp", "embed"))}, X)
     assert "nobody named" not in str(m) and not m.layout
 
 

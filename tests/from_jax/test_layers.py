@@ -122,4 +122,4 @@ def test_parameters_whose_paths_differ_in_words_are_no_layers():
         return jnp.sum(x)
 
     m = md.from_jax(f, dict(zip(("query", "key", "value"), W, strict=False)), twins.normal(4, 8))
-    assert len(m.labels) == 4
+    assert len(jax.tree.leaves(m.specs)) == 4

@@ -129,6 +129,31 @@ def test_rules_of_the_users_own_are_the_gradient():
     check_gradients(loss, [X, jnp.int32(3)], [ONE, DATA], names={"x": "batch length model"})
 
 
+@jax.custom_jvp
+def growing(x):
+    return jnp.exp(x)
+
+
+@growing.defjvp
+def _(ins, tangents):
+    y = growing(*ins)
+    return y, 2 * tangents[0] * y
+
+
+def test_second_derivatives_are_those_of_the_rule():
+    x = jnp.linspace(0.1, 1, 6).reshape(2, 3)
+
+    def loss(x):
+        return jnp.sum(jnp.sin(growing(x) * x)) + jnp.sum(jax.nn.relu6(8 * x) * x)
+
+    m, (t,) = md.from_jax(loss, x), md.from_jax(loss, x).tensors(x)
+    second = md.grad(lambda t: md.sum(md.grad(m)(t)))
+    want = jax.grad(lambda x: jnp.sum(jax.grad(loss)(x)))(x)
+    assert worst(second(t).array, want) < 1e-6
+    with pytest.raises(md.TraceError, match="third time"):
+        md.grad(lambda t: md.sum(second(t)))(t)
+
+
 def test_other_sizes_are_traced_again():
     f, args = twins.LLAMA
     m = md.from_jax(f, *args, names=twins.LLAMA_NAMES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -15,7 +17,7 @@ X = jnp.ones((4, 6))
 def test_names_follow_through_the_function():
     m = md.from_jax(lambda w, x: jnp.tanh(x @ w).T, jnp.ones((6, 8)), X, names={"x": "batch io", "w": ". hidden"})
     assert [spec.dims for spec in m.specs] == [md.dims("io:6 hidden:8"), md.dims("batch:4 io:6")]
-    assert m.result_dims == [md.dims("hidden:8 batch:4")]
+    assert md.eval_shape(m, *m.specs).dims == md.dims("hidden:8 batch:4")
 
 
 def test_reshapes_split_axes_into_dims():
@@ -145,9 +147,54 @@ def test_names_to_paste_name_the_dims_of_large_weights(twin):
     assert m.fsdp("rows") == "batch:rows; params:rows"
 
 
-def test_a_gradient_that_jax_made_is_said():
+def test_a_gradient_that_jax_made_is_said_with_the_places_that_send_more():
     def f(x):
         return jnp.sum(jax.nn.relu(x) ** 2)
 
     assert "gradient that JAX made" in str(md.from_jax(jax.grad(f), X))
     assert "gradient" not in str(md.from_jax(f, X)) + str(md.from_jax(lambda x: jnp.sum(jax.nn.gelu(x)), X))
+    llama, args = twins.LLAMA
+    m = md.from_jax(jax.value_and_grad(llama), *args, names=twins.LLAMA_NAMES)
+    assert re.search(r"twins.py:\d+ scatter-add, if vocab is split", str(m))
+    assert re.search(r"twins.py:\d+ dot_general, if length is split", str(m))
+
+
+def test_a_gradient_of_jax_has_the_dims_of_its_parameters():
+    def f(params, i, images):
+        y = jax.lax.conv_general_dilated(
+            images, params["k"], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.sum(params["table"][i] ** 2) + jnp.sum(y**2)
+
+    params, i, images = (
+        {"k": jnp.ones((3, 3, 2, 4)), "table": jnp.ones((9, 4))},
+        jnp.zeros(8, int),
+        jnp.ones((8, 6, 7, 2)),
+    )
+    names = {"*/table": "vocab model", "i": "batch", "images": "batch height width ."}
+    m = md.from_jax(jax.value_and_grad(f), params, i, images, names=names)
+    _, grads = md.eval_shape(m, *m.specs)
+    assert jax.tree.map(lambda x: x.dims, grads) == {name: spec.dims for name, spec in m.specs[0].items()}
+    assert m.dims["height"] == (6, 4)
+    assert "if height is split" in str(m)
+
+
+def test_programs_print_the_scopes_of_the_function():
+    @jax.jit
+    def inner(x, w):
+        with jax.named_scope("up"):
+            return jnp.tanh(x @ w)
+
+    def f(w, x):
+        with jax.named_scope("block"):
+            x, _ = jax.lax.scan(lambda x, w: (jax.checkpoint(inner)(x, w), None), x, w)
+        return jnp.sum(x)
+
+    m = md.from_jax(f, jnp.ones((3, 6, 6)), X, names={"x": "batch io"})
+    program = md.compile(md.grad(m), "rows:4", "batch:rows").program(*m.specs)
+    scopes = {line.rpartition(" in ")[2] for line in str(program).splitlines() if " in block" in line}
+    assert {"block (backward)", "block/up (backward)"} <= scopes
+    assert "in block/up sum over 'batch' of einsum" in str(program.collectives[0])
+    imported = md.from_jax(jax.grad(f), jnp.ones((3, 6, 6)), X)
+    text = str(md.compile(imported, "").program(*imported.specs))
+    assert "in block/up" in text and "jvp" not in text and "in block" not in str(m)

@@ -1,4 +1,4 @@
-"""The check of JAX functions for md.local: 20 that map over a dim are accepted, and 20 that mix its places refused."""
+"""The check of JAX functions for md.local: 20 that map over a dim are accepted, and 21 that mix its places refused."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ MIXING: dict[str, tuple[F, str]] = {
     "first row": (lambda x: x - x[:1], "slice"),
     "gather rows": (lambda x: x[jnp.zeros(x.shape[0], int)], "gather"),
     "transpose": (lambda x: x @ x.T @ x, "dot_general"),
+    "transposing reshape": (lambda x: lax.reshape(x, x.shape, (1, 0)), "reshape"),
     "size": (lambda x: x / x.shape[0], ""),
     "places": (lambda x: x * jnp.arange(x.shape[0])[:, None], "iota"),
     "random": (lambda x: x + jax.random.normal(jax.random.key(0), x.shape), "random_bits"),
@@ -122,7 +123,7 @@ MIXING: dict[str, tuple[F, str]] = {
     "kernel": (kernel_over(0), "pallas_call"),
     "kernel by number": (kernel_over(1, reads_step=True), "pallas_call"),
 }
-assert len(MIXING) == 20
+assert len(MIXING) == 21
 
 
 def rows(n: int = 12) -> md.Tensor:

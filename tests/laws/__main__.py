@@ -34,6 +34,7 @@ LAWS = {
     "pipelines": ("tests.pipelines.law", "--cases", "random models in pipeline stages"),
     "models": ("tests.models.layout_law", "", "three models under many layouts"),
     "local": ("tests.jax_functions.local_law", "--cases", "functions of md.local"),
+    "sharded": ("tests.foreign.law", "--cases", "faults in sharded JAX programs, found by md.verify_jax"),
     "wrappers": ("tests.control.wrappers", "", "control functions inside transformations of JAX"),
     "on_device": ("tests.ops.on_device", "", "every operation on an accelerator, beside NumPy"),
     "routers": ("tests.nn.moe_reference", "--cases", "routers of a mixture of experts"),

@@ -67,6 +67,7 @@ def test_declared_types_are_those_of_the_kernels(row: Row) -> None:
 
 
 @EVERY
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_numpy_and_eager_jax_agree(row: Row) -> None:
     dtype = row.dtypes[0]  # of every dtype: the law of runs
     tensors = row.make(rng(row), dtype=dtype)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ...errors.tables import cut, line_of
 from ...errors.units import number, percent, seconds, show_bytes
 from ..fusion import Kernel
-from ..lanes import COMPUTE
+from ..lanes import COMPUTE, Event
 from ..memory import CATEGORIES, Moment
-from .report import PARTS, Report
+from .report import PART_OF, PARTS, Report
 from .show import PART_TITLES
 from .svg import Scale, axis, decades, element, label_width, legend, linear, logarithmic, picture, steps, text
 
@@ -201,22 +201,62 @@ def collective_bars(reports: Mapping[str, Report]) -> str:
 def lanes(report: Report, longest: float) -> str:
     """The timeline of one step: a compute lane, and a lane per set of mesh axes; `longest` sets the scale.
 
-    Loops show their first trip. Events narrower than a third of a pixel are not drawn.
+    A lane says what takes most of its time. Loops show their first trip. Events narrower than a third of a pixel are
+    not drawn.
     """
     events = [event for event in report.timeline.events if event.seconds > 0]
-    names = list(dict.fromkeys([COMPUTE, *(event.lane for event in events)]))
-    left, right = label_width(names) + 16, WIDTH - 12
+    by_lane: dict[str, list[Event]] = {COMPUTE: []}
+    for event in events:
+        by_lane.setdefault(event.lane, []).append(event)
+    computed = {name: t for name, t in report.parts.items() if name != PARTS[-1]}
+    labels = {
+        lane: (cut(lane, 30), _longest(computed if lane == COMPUTE else _by_kind(held)))
+        for lane, held in by_lane.items()
+    }
+    left, right = label_width(words for pair in labels.values() for words in pair) + 16, WIDTH - 12
     scale = linear(0, longest, left, right)
-    bottom = 8 + 30 * len(names)
-    elements = [axis("bottom", scale, steps(longest), seconds, bottom, 4)]
-    for i, lane in enumerate(names):
-        y = 8 + 30 * i
-        elements.append(text(left - 10, y + 16, cut(lane, 30), anchor="end", cls="label"))
-        for event in events:
-            bar_width = scale(event.seconds) - scale(0)
-            if event.lane != lane or bar_width < 0.3:
+    used = sorted({_part(event) for event in events if event.lines})
+    entries = [(f"part-{i}", PART_TITLES[PARTS[i]].removesuffix(", exposed")) for i in used]
+    loops = [("forward", "further trips of a loop")] if any(not event.lines for event in events) else []
+    legend_svg, top = legend([*entries, *loops], 8, 2, WIDTH - 8)
+    top += 8
+    bottom = top + 40 * len(labels)
+    elements = [legend_svg, axis("bottom", scale, steps(longest), seconds, bottom, top)]
+    for i, (lane, held) in enumerate(by_lane.items()):
+        y = top + 40 * i
+        name, contents = labels[lane]
+        elements += [text(left - 10, y + 11, name, anchor="end", cls="label")]
+        elements += [text(left - 10, y + 26, contents, anchor="end", cls="tick")] if contents else []
+        for event in held:
+            x, bar_width = scale(event.start), scale(event.seconds) - scale(0)
+            if bar_width < 0.3:
                 continue
-            cls = "part-3" if lane != COMPUTE else "backward" if any(x.backward for x in event.lines) else "part-1"
-            tip = f"{event.name}, {seconds(event.seconds)}, {event.where}"
-            elements.append(element("rect", tip=tip, x=scale(event.start), y=y, width=bar_width, height=22, cls=cls))
+            cls = f"part-{_part(event)}" if event.lines else "forward"
+            backward = ", backward" if any(line.backward for line in event.lines) else ""
+            tip = f"{event.name}, {seconds(event.seconds)}{backward}, {event.where}"
+            elements.append(element("rect", tip=tip, x=x, y=y, width=bar_width, height=28, cls=cls))
+            if event.lines and bar_width > label_width([event.name]) + 6:
+                elements.append(text(x + bar_width / 2, y + 18, event.name, anchor="middle", cls="inside"))
     return picture(WIDTH, bottom + 24, "timeline of a step by lane", *elements)
+
+
+def _part(event: Event) -> int:
+    """The part of the step that an event belongs to: a kernel to that of its longest kind of work."""
+    kinds = [PART_OF[line.kind] for line in event.lines if line.kind in PART_OF]
+    return min((PARTS.index(kind) for kind in kinds), default=PARTS.index("exposed communication"))
+
+
+def _by_kind(events: Sequence[Event]) -> dict[str, float]:
+    """Seconds of a step by the kind of collective or move."""
+    totals: dict[str, float] = {}
+    for event in events:
+        if event.lines:
+            kind = event.lines[0].op.partition("(")[0].partition(" ")[0]
+            totals[kind] = totals.get(kind, 0.0) + event.seconds * event.trips
+    return totals
+
+
+def _longest(totals: Mapping[str, float]) -> str:
+    """The two that take most of the time."""
+    most = sorted(totals.items(), key=lambda item: -item[1])[:2]
+    return ", ".join(f"{name} {seconds(t)}" for name, t in most if t)

@@ -52,7 +52,7 @@ rect.bound { stroke: none }
 .limit, .peak { stroke: var(--accent); stroke-width: 1.3; stroke-dasharray: 5 4 }
 .roof { fill: none; stroke: var(--soft); stroke-width: 1.6 } .hidden { fill: var(--hidden) }
 .kernel-matmul { fill: var(--part-0); fill-opacity: .55; stroke: var(--part-0) }
-.kernel-vector { fill: var(--part-3); fill-opacity: .45; stroke: var(--part-3) }
+.kernel-vector { fill: var(--part-1); fill-opacity: .45; stroke: var(--part-1) }
 .forward { fill: var(--forward) } .backward { fill: var(--backward) }
 th { white-space: normal; vertical-align: bottom } .words { white-space: normal; min-width: 110px; text-align: left }
 details { margin-top: 10px } summary { cursor: pointer }

@@ -28,7 +28,7 @@ from .rates import Budget, Rates, Work
 from .schema import SCHEMA_VERSION, plain
 
 PARTS = ("products", "elementwise", "moves", "exposed communication")  # the step's time by part; the parts sum to it
-_PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
+PART_OF = {"matmul": "products", "conv": "products", "vector": "elementwise", "move": "moves"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -130,7 +130,7 @@ class Report:
         """Seconds of a step by kind of instruction; they sum to `seconds`."""
         totals: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         for each in self.timeline.costs:
-            totals[_PART_OF.get(each.line.kind, "exposed communication")] += each.blocking
+            totals[PART_OF.get(each.line.kind, "exposed communication")] += each.blocking
         return totals
 
     @cached_property

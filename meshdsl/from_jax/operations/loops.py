@@ -124,10 +124,15 @@ def _answer(policy: Any, eqn: Any) -> Any:
 
 @operation("custom_vjp_call", "custom_jvp_call")
 def with_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    value, forward, backward = step.bodies
-    n, saved, ts = len(step.outs), len(backward.ins) - len(step.outs), wholes(step, xs)
+    value, *rule = step.bodies
+    n, ts = len(step.outs), wholes(step, xs)
 
     def fwd(*ts: md.Tensor) -> Any:
+        if not rule:
+            raise md.TraceError(
+                f"{step.primitive} at {step.where} is differentiated a third time, and two derivatives are imported of "
+                "a rule that calls a function with a rule\n  import jax.grad of the function, and differentiate that"
+            )
         outs = _body(replay, step, forward)(*ts)
         return _as(forward.outs[:n], outs[:n], value.outs), _as(forward.outs[n:], outs[n:], backward.ins[:saved])
 
@@ -137,6 +142,8 @@ def with_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
         given = iter(_as(backward.outs, outs, moving))
         return tuple(next(given) if v.is_floating else None for v in step.ins)
 
+    forward, backward = rule or (value, value)
+    saved = len(backward.ins) - n
     outs = md.custom_vjp(_body(replay, step, value), fwd, bwd)(*ts)
     return _as(value.outs, outs, step.outs)
 

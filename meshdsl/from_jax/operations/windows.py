@@ -12,7 +12,7 @@ import meshdsl as md
 from ..axes import dims
 from ..replay import Replay
 from ..steps import BodyStep
-from ..tensors import Move, fit, fresh, single, whole, wholes
+from ..tensors import Move, Part, fit, fresh, single, whole, wholes
 from ..unions import is_depthwise
 from .fallback import through_local
 from .registry import operation
@@ -20,40 +20,56 @@ from .registry import operation
 
 @operation("conv_general_dilated")
 def convolution(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    p, (v, w), (out,) = step.params, step.ins, step.outs
-    depthwise = p["feature_group_count"] != 1 and is_depthwise(step)
-    if not depthwise and (p["feature_group_count"] != 1 or p["batch_group_count"] != 1):
-        return through_local(replay, step, xs)
+    p, (v, _), (out,) = step.params, step.ins, step.outs
     d, (x, k) = p["dimension_numbers"], wholes(step, xs)
-    (n, c, *space), (o, i, *window), (on, oc, *out_space) = d.lhs_spec, d.rhs_spec, d.out_spec
-    taken = {*dims(out.axes), *dims([v.axes[n], w.axes[o], *(v.axes[s] for s in space)])}
-    shared = [a for a in (v.axes[c], w.axes[i]) if len(a.atoms()) == 1 and taken.isdisjoint(dims([a]))]
-    channel = dims(shared[:1])[0] if shared else fresh(v.shape[c], "channel")
-    x, k = fit(x, ([v.axes[n]], [out.axes[on]])), fit(k, ([w.axes[o]], [out.axes[oc]]))
-    if depthwise:
-        x = fit(x, ([v.axes[c]], [out.axes[oc]]))
-    else:
-        x, k = (
-            fit(y, ([axis], [channel])) if size > 1 else md.broadcast(y, [*y.dims, channel])
-            for y, axis, size in ((x, v.axes[c], v.shape[c]), (k, w.axes[i], v.shape[c]))
-        )
+    x, k, features = _channels(step, x, k)
     names, made = dict[str, str](), list[tuple[str, int]]()
-    for s, m, t in zip(space, window, out_space, strict=True):
+    for s, m, t in zip(d.lhs_spec[2:], d.rhs_spec[2:], d.out_spec[2:], strict=True):
         x, a = single(x, v.axes[s])
-        k, b = single(k, w.axes[m])
+        k, b = single(k, step.ins[1].axes[m])
         own = fresh(b.size, "window")
         k, b = md.rename(k, **{b.name: own}), own
         names[a.name] = b.name
         made.append((a.name, t))
     per = lambda values: {name: int(n) for (name, _), n in zip(made, values, strict=True)}  # noqa: E731
     padding = {name: tuple(map(int, each)) for (name, _), each in zip(made, p["padding"], strict=True)}
-    kept = [*dims([out.axes[on], out.axes[oc]]), *(name for name, _ in made)]
+    batch, channels = (out.axes[i] for i in d.out_spec[:2])
+    kept = [*dims([batch, *features]), *(name for name, _ in made)]
     y = md.conv(x, k, window=names, out=kept, stride=per(p["window_strides"]), padding=padding, dtype=out.dtype,
                 dilation=per(p["rhs_dilation"]), base_dilation=per(p["lhs_dilation"]))  # fmt: skip
     for name, t in made:
         if out.shape[t] == 1:
             y = md.squeeze(y, name)
-    return fit(y, *(([md.Dim(name, out.shape[t])], [out.axes[t]]) for name, t in made if out.shape[t] != 1))
+    moves = [([md.Dim(name, out.shape[t])], [out.axes[t]]) for name, t in made if out.shape[t] != 1]
+    return fit(y, (features, [channels]), *moves)
+
+
+def _channels(step: BodyStep, x: md.Tensor, k: md.Tensor) -> tuple[md.Tensor, md.Tensor, list[Part]]:
+    """The image and the kernel with one dim for the channels that are summed, and the parts of the result's channels.
+
+    A group dim is in both, and the first part: of the image's channels, or of its batch.
+    """
+    p, (v, w), (out,) = step.params, step.ins, step.outs
+    d, (of_features, of_batch) = p["dimension_numbers"], (p["feature_group_count"], p["batch_group_count"])
+    (n, c), (o, i), (on, oc) = d.lhs_spec[:2], d.rhs_spec[:2], d.out_spec[:2]
+    size, groups, features = w.shape[i], list[Part](), list[Part]([out.axes[oc]])
+    if is_depthwise(step):
+        groups = features
+    elif of_features * of_batch > 1:
+        groups = [fresh(of_features * of_batch, "group")]
+        features = [*groups, *_dim(w.shape[o] // (of_features * of_batch), "feature")]
+    taken = {*dims([*out.axes, *features]), *dims([v.axes[n], w.axes[o], *(v.axes[s] for s in d.lhs_spec[2:])])}
+    shared = [
+        a for a in (v.axes[c], w.axes[i]) if a.size == size and len(a.atoms()) == 1 and taken.isdisjoint(dims([a]))
+    ]
+    summed = list[Part](shared[:1]) or _dim(size, "channel")
+    batch, own = ([*groups, out.axes[on]], summed) if of_batch > 1 else ([out.axes[on]], [*groups, *summed])
+    x, k = fit(x, ([v.axes[n]], batch), ([v.axes[c]], own)), fit(k, ([w.axes[o]], features), ([w.axes[i]], summed))
+    return x, k, features
+
+
+def _dim(size: int, name: str) -> list[Part]:
+    return [fresh(size, name)] if size > 1 else []
 
 
 def _pooled(step: BodyStep, x: md.Tensor) -> tuple[md.Tensor, list[dict[str, Any]], list[Move]]:

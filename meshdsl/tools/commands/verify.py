@@ -1,4 +1,7 @@
-"""`meshdsl verify`: compares predicted collectives and memory with StableHLO and with the TPU compiler's result."""
+"""`meshdsl verify`: compares predicted collectives and memory with StableHLO and with the TPU compiler's result.
+
+Of a JAX function that contains `jax.shard_map`, it says whether the function computes what one device computes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 from typing import Any
 
 from ...errors import UsageError
-from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, workload_options
+from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, section, workload_options
 from .costing import DEFAULT_MACHINE, needs_machine, step_of, step_options, step_title
 from .plans import knob_options, workload_and_plan
 
@@ -31,13 +34,30 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--fast", action="store_true", help="with --aot: reduce the compiler's effort; several times faster"
     )
+    group = section(parser, "a JAX function with jax.shard_map, file.py:step")
+    group.add_argument("--args", metavar="NAME", help="its arguments: a tuple in the file (default step_args)")
+    group.add_argument("--reference", metavar="NAME", help="a function in the file that one device computes")
+    group.add_argument("--static", action="store_true", help="follow shardings, without computing: for real sizes")
+    group.add_argument("--devices", type=int, metavar="N", help="CPU devices for the meshes of the file")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Lower the step and compare; returns 1 if they differ, and 3 if the compiler reports that it does not fit."""
+    """Lower the step and compare; returns 1 if they differ, and 3 if the compiler reports that it does not fit.
+
+    For a JAX function, 1 if it does not compute what one device computes, or if that is undecided.
+    """
     from ...errors.no_effect import no_effect
     from ..compilers.verify import verify
 
+    if options.devices is not None:
+        import meshdsl as md
+
+        md.host_devices(options.devices)
+    if (found := _function(options)) is not None:
+        return _verify_function(options, *found)
+    own = [f"--{name}" for name in ("args", "reference", "static", "devices") if getattr(options, name)]
+    if own:
+        raise UsageError(f"{own[0]} has no effect on a workload; it is for a JAX function with jax.shard_map")
     if options.fast and not options.aot:
         raise UsageError("--fast has no effect without --aot")
     if options.aot:
@@ -63,6 +83,44 @@ def run(options: argparse.Namespace) -> int:
     if built is not None and not built.fits:
         return ILLEGAL_LAYOUT
     return OK if comparison.equal else FAILURE
+
+
+def _function(options: argparse.Namespace) -> tuple[Any, Any] | None:
+    """The module and the function that are named, if it is a function and no workload."""
+    from ...train.load import module_of
+
+    file, _, name = options.workload.rpartition(":")
+    if not file.endswith(".py"):
+        return None
+    module = module_of(file)
+    f = getattr(module, name, None)
+    return (module, f) if callable(f) and not hasattr(f, "workload") else None
+
+
+def _verify_function(options: argparse.Namespace, module: Any, f: Any) -> int:
+    """Check a JAX function of a file."""
+    import meshdsl as md
+
+    given = [f"--{name}" for name in ("layout", "mesh", "aot", "fast") if getattr(options, name)]
+    if given:
+        raise UsageError(f"{given[0]} has no effect on a JAX function, which has its mesh and its specs in it")
+    file, _, name = options.workload.rpartition(":")
+    names = [options.args] if options.args else [f"{name}_args", "args"]
+    args = next((getattr(module, each) for each in names if hasattr(module, each)), None)
+    if not isinstance(args, tuple):
+        raise UsageError(
+            f"{file} has no tuple {' or '.join(names)} with the arguments of {name}\n"
+            f"  write {names[0]} = (params, batch), of arrays or jax.ShapeDtypeStruct"
+        )
+    reference = None if options.reference is None else getattr(module, options.reference, None)
+    if options.reference is not None and reference is None:
+        raise UsageError(f"{file} has no function {options.reference!r}; --reference names one")
+    report = md.verify_jax(f, *args, reference=reference, simulate=not options.static, machine=options.machine)
+    if options.json:
+        print_json({"command": "verify", "title": options.workload, **report.to_dict()})
+    else:
+        print(f"{options.workload} is {report}")
+    return OK if report.ok else FAILURE
 
 
 def _compile(options: argparse.Namespace, compiled: Any, arguments: Any) -> Any:
