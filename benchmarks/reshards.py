@@ -36,12 +36,34 @@ CASES: dict[str, tuple[Callable[[md.Tensor], Any], Callable[[jax.Array], jax.Arr
         lambda t: md.take(t, md.iota(md.Dim("n", 64)) * 7, "x"),
         lambda a: jnp.take(a, jnp.arange(64) * 7, axis=0),
     ),
+    "cummax": (lambda t: md.cummax(t, "x"), lambda a: jax.lax.cummax(a, 0)),
+    "quantile": (lambda t: md.quantile(t, 0.3, "x"), lambda a: jnp.quantile(a, 0.3, axis=0)),
+    "searchsorted": (
+        lambda t: md.searchsorted(t["y", 0], md.iota(md.Dim("n", 64), "float32"), "x"),
+        lambda a: jnp.searchsorted(a[:, 0], jnp.arange(64.0)),
+    ),
+    "scatter set": (
+        lambda t: md.scatter_set(t, md.iota(md.Dim("n", 64)) * 7, md.zeros([md.Dim("n", 64), md.Dim("y", WIDTH)]), "x"),
+        lambda a: a.at[jnp.arange(64) * 7].set(0),
+    ),
+    "scatter add": (
+        lambda t: md.scatter_add(t, md.iota(md.Dim("x", SIZE)) * 7 % SIZE, t, "x"),
+        lambda a: a.at[jnp.arange(SIZE) * 7 % SIZE].add(a),
+    ),
+    "scatter max": (
+        lambda t: md.scatter_max(t, md.iota(md.Dim("x", SIZE)) * 7 % SIZE, t, "x"),
+        lambda a: a.at[jnp.arange(SIZE) * 7 % SIZE].max(a),
+    ),
+    "segment sum": (
+        lambda t: md.segment_sum(t, md.iota(md.Dim("x", SIZE)) // 64, md.Dim("s", SIZE // 64)),
+        lambda a: jax.ops.segment_sum(a, jnp.arange(SIZE) // 64, SIZE // 64),
+    ),
     "argmax": (lambda t: md.argmax(t, "x"), lambda a: jnp.argmax(a, 0)),
     "merge": (lambda t: md.flatten(t, "x y", md.Dim("z", SIZE * WIDTH)), lambda a: a.reshape(-1)),
     "split inner": (lambda t: md.reshape(t, f"p:{SIZE // 4} q:{WIDTH * 4}"), lambda a: a.reshape(SIZE // 4, -1)),
     "uneven split": (lambda t: md.reshape(t, f"p:{SIZE // 1024} q:{WIDTH * 1024}"), lambda a: a.reshape(4, -1)),
 }
-WHOLE = {"top_k", "argmax", "take"}  # results that are replicated
+WHOLE = {"top_k", "argmax", "take", "quantile", "searchsorted", "segment sum"}  # results that are replicated
 
 
 def ours(f: Callable[[md.Tensor], Any]) -> Any:

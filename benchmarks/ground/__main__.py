@@ -23,6 +23,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="the measurements, a JSON list of rows")
     parser.add_argument("--leave-out", choices=GROUPS, action="append", help="refit without each of these; may repeat")
     parser.add_argument("--collectives", action="store_true", help="print only the times of single collectives")
+    parser.add_argument(
+        "--points", action="store_true", help="print every run, measured and predicted, as it is costed"
+    )
     parser.add_argument("--cache", type=Path, help="file that keeps traced programs")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
@@ -31,11 +34,17 @@ def main() -> int:
         return _print(collectives.run(rows))
     programs, training = Programs(args.cache), runs(rows)
     for number, run in enumerate(training, 1):
-        programs.time(run)
+        time = programs.time(run)
+        if args.points:
+            name = f"{run.size}, {run.devices} devices, tp {run.tp}, {run.tokens:.0f} tokens"
+            point = {"name": name, "measured": run.seconds, "predicted": time.seconds(run)}
+            _print([{"part": "points", "source": run.source, "machine": run.machine, **point}])
         if number % 100 == 0:
             programs.save()
             print(f"{number} of {len(training)} runs", file=sys.stderr, flush=True)
     programs.save()
+    if args.points:
+        return 0
     lines: Iterator[dict[str, object]] = (
         line for by in args.leave_out for line in leave_out(training, programs, by)
     ) if args.leave_out else steps(training, programs)  # fmt: skip

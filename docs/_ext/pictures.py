@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
+
+from papers import curve, papers, predictions
 
 import meshdsl as md
 from benchmarks.case_study import DATA
@@ -196,6 +198,27 @@ def _alone(svg: str) -> str:
     return svg.replace("<svg", start, 1).replace(">", f"><style>{STYLE}{font}</style>", 1) + "\n"
 
 
+def measured(lines: Path, runs: Sequence[Path]) -> dict[str, str]:
+    """The scatter of `python -m benchmarks.ground --points`, and the curve of `meshdsl train --json` of two runs."""
+    points = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    losses: list[dict[int, float]] = []
+    for file in runs:
+        events = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        losses.append({event["step"]: event["loss"] for event in events if event["event"] == "step"})
+    whole, before, after = losses
+    named = {"rows:8, 120 steps": whole, "rows:8, then rows:2 cols:4": before | after}
+    drawn = {
+        "measured.svg": predictions(points),
+        "resumed.svg": curve(named, (max(before), "resumed on rows:2 cols:4")),
+    }
+    return {name: _alone(svg) for name, svg in drawn.items()}
+
+
 if __name__ == "__main__":
-    for name, svg in (pictures() | charts() | case_study()).items():
+    every = pictures() | charts() | case_study()
+    every |= {name: _alone(svg) for name, svg in papers(ROOT / "docs" / "figures.json").items()}
+    if len(sys.argv) > 1:  # what was measured elsewhere: points, a whole run, and a run in two parts
+        file, *runs = map(Path, sys.argv[1:])
+        every |= measured(file, runs)
+    for name, svg in every.items():
         (FOLDER / name).write_text(svg, encoding="utf-8")

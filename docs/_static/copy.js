@@ -44,6 +44,6 @@ function linkPicture(image) {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  document.querySelectorAll('article p > img[src*=".svg"]:only-child').forEach(linkPicture);
+  document.querySelectorAll('article p > img[src*=".svg"]').forEach(linkPicture);
   document.querySelectorAll("div.highlight").forEach(addButton);
 });

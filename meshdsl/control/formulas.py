@@ -1,9 +1,10 @@
-"""Formulas of products and exponentials that are operations: softmax, and attention.
+"""Formulas of products and exponentials that are operations: softmax, attention, and the logits of targets.
 
 A formula of attention stores its scores, one for each query and key, several times for its gradient; `md.attention`
-computes them in blocks. A formula of softmax stores the exponentials and their sum; `md.softmax` keeps its result.
-They are found in a graph, before it is differentiated, from the equation that ends them: the product of weights and
-values, or the division.
+computes them in blocks. A formula of softmax stores the exponentials and their sum; `md.softmax` keeps its result. A
+read of one logit in each row has a scatter as its gradient; a sum over a mask has none, and runs with the sum of the
+exponentials. They are found in a graph, before it is differentiated, from the equation that ends them: the product of
+weights and values, the division, or the read.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from ..ir import Call, Eqn, Graph, Scan, Var, dce
 from ..ops.attention import attention
 from ..ops.contraction import EINSUM
 from ..ops.dtypes import CAST, cast
-from ..ops.elementwise import ADD, DIVIDE, EXP, MAXIMUM, MULTIPLY, STOP_GRADIENT, SUBTRACT, WHERE
+from ..ops.elementwise import ADD, DIVIDE, EXP, MAXIMUM, MULTIPLY, STOP_GRADIENT, SUBTRACT, WHERE, where
+from ..ops.indexing import TAKE, one_hot
 from ..ops.placement import PREFER
-from ..ops.reductions import BROADCAST, MAX, SUM
+from ..ops.reductions import BROADCAST, MAX, SUM, sum
 from ..ops.reshape import TRANSPOSE, transpose
 from ..ops.softmax import softmax
 from ..trace import FULL, Tensor, evaluate, location, trace, tree
@@ -111,6 +113,14 @@ class _Search:
         self.outside = outside
         self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
         self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
+        self.exponentials = {  # (logits, dim) of which exponentials are summed
+            (self.through(v), d)
+            for eqn in graph.eqns
+            if eqn.op is SUM and (power := self.made(self.through(eqn.ins[0]), EXP)) is not None
+            for below in [self.made(self.through(power.ins[0]), SUBTRACT)]
+            for v in (power.ins[0], *(below.ins[:1] if below is not None else ()))
+            for d in eqn.params["over"]
+        }
 
     def inside(self, eqn: Eqn) -> Eqn:
         """An equation whose graphs have operations in the place of formulas."""
@@ -131,6 +141,9 @@ class _Search:
         if eqn.op is DIVIDE and (found := self.softmax(eqn)) is not None:
             x, over = found
             return _inlined(eqn, [x], lambda x: softmax(x, over))
+        if eqn.op is TAKE and self.picks_logits(eqn):
+            over = eqn.params["over"]
+            return _inlined(eqn, eqn.ins, lambda x, i: sum(where(one_hot(i, over, bool), x, 0), over))
         return (eqn,)
 
     def made(self, v: Var, *ops: Any) -> Eqn | None:
@@ -169,6 +182,13 @@ class _Search:
             v = either.ins[1 - least.index(True)] if True in least else v
         largest = self.made(v, MAX)
         return largest is not None and largest.ins[0] is of and set(largest.params["over"]) == set(over)
+
+    def picks_logits(self, eqn: Eqn) -> bool:
+        """True for a read of one element in each row of logits or their log-softmax."""
+        (x, i), over = eqn.ins, eqn.params["over"]
+        below = self.made(self.through(x), SUBTRACT)
+        logits = {self.through(v) for v in (x, *(below.ins[:1] if below is not None else ()))}
+        return {*i.dims, over} == set(x.dims) and any((v, over) in self.exponentials for v in logits)
 
     def attention(self, eqn: Eqn) -> Sequence[Eqn] | None:
         """Attention in the place of the product of its weights and values."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import ShapeError, expect
-from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, readers_of, silent
+from ..ir import Call, Fuses, Graph, Linear, Op, Reduce, Var, silent
 from ..ops.dtypes import CAST
 from ..ops.reductions import spread
 from ..trace import Tensor, as_tensor, bind, bind1, trace, tree
@@ -81,7 +81,7 @@ def _may_communicate(graph: Graph) -> list[Var]:
 
 def _as_read(graph: Graph, values: Sequence[Var]) -> list[Var]:
     """These values; instead of one that is read only to be cast to a narrower dtype, the result of the cast."""
-    readers = readers_of(graph)
+    readers = graph.readers
 
     def read(v: Var) -> Var:
         now = v

@@ -221,7 +221,12 @@ def raised(error: BaseException) -> Where | None:
 
 def users_line(lines: Iterable[tuple[str, int]]) -> Where | None:
     """The first of these lines (file, number) that is in the user's code; None if there is none."""
-    return next((Where(file, line) for file, line in lines if _is_users(file) and os.path.exists(file)), None)
+    return next((Where(file, line) for file, line in lines if _is_users(file) and _is_written(file)), None)
+
+
+def _is_written(file: str) -> bool:
+    """True for a file, and for what somebody wrote at a prompt or in a cell; generated code has no file."""
+    return file.startswith(("<stdin>", "<doctest ")) or os.path.exists(file) or cell_of(file) is not None
 
 
 def is_ours(file: str) -> bool:

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -107,7 +106,7 @@ class Reference:
         at = len(rest)
         blocks = list(np.moveaxis(grid, at, 0))
         options = list[tuple[str | int, Array, bool]]()
-        if all(_close(block, blocks[0], self.tolerance) for block in blocks[1:]):
+        if all(close(block, blocks[0], self.tolerance) for block in blocks[1:]):
             options.append((REPLICATED, blocks[0], False))
         else:
             options += [(d, np.concatenate(blocks, at + d), False) for d in range(grid.ndim - 1 - at)]
@@ -135,11 +134,11 @@ class Reference:
         best = None
         for y in near:
             for turned in _orders(y, x.shape):
-                if _close(x, turned, self.tolerance):
+                if close(x, turned, self.tolerance):
                     return 1.0
                 if best is None and x.dtype.kind in "fc" and (ratio := _ratio(x, turned)) is not None:
                     best = next(
-                        (s for s in self.scales if abs(ratio / s - 1) < 1e-6 and _close(x, turned * s, self.tolerance)),
+                        (s for s in self.scales if abs(ratio / s - 1) < 1e-6 and close(x, turned * s, self.tolerance)),
                         None,
                     )
         return best
@@ -174,12 +173,9 @@ def _shape_of_numbers(x: Array) -> float:
     return float(finite.sum()) / square if square else np.nan
 
 
-def close(x: Any, y: Any, tolerance: float) -> bool:
-    """True for equal integers, and for floats that differ by at most `tolerance` of the largest; NaN equals NaN."""
-    return _close(np.asarray(x), np.asarray(y), tolerance)
-
-
-def _close(x: Array, y: Array, tolerance: float) -> bool:
+def close(x: Array, y: Array, tolerance: float, slack: float = 0.0) -> bool:
+    """True for equal integers, and for floats that differ by at most `tolerance` of the largest, and `slack`; NaN
+    equals NaN."""
     if x.shape != y.shape:
         return False
     if x.dtype.kind not in "fc":
@@ -187,5 +183,5 @@ def _close(x: Array, y: Array, tolerance: float) -> bool:
     with np.errstate(all="ignore"):
         finite = np.isfinite(y)
         largest = np.abs(y[finite]).max(initial=0)
-        same = (x == y) | ((x != x) & (y != y)) | (np.abs(x - y) <= tolerance * largest)
+        same = (x == y) | ((x != x) & (y != y)) | (np.abs(x - y) <= tolerance * largest + slack)
     return bool(same.all())

@@ -88,12 +88,15 @@ class Search:
         found = self.sharding(value)
         return found is not None and found.is_right and not found.partial
 
-    def differing(self, results: Sequence[Blocks], wanted: Sequence[Blocks]) -> list[Blocks]:
-        """The results that are not the wanted ones, or not on every device, and collectives that some never reach."""
+    def differing(
+        self, results: Sequence[Blocks], wanted: Sequence[Blocks], slack: Sequence[float] = ()
+    ) -> list[Blocks]:
+        """The results that are not the wanted ones, up to `slack`, or not on every device, and collectives that some
+        devices never reach."""
         wrong = self.split_wrongly()
-        for result, one in zip(results, wanted, strict=True):
+        for i, (result, one) in enumerate(zip(results, wanted, strict=True)):
             x, y = map(_numbers, (result, one))
-            if not close(x, y, self.reference.tolerance):
+            if not close(x, y, self.reference.tolerance, slack[i] if slack else 0.0):
                 self.expect(result, y)
                 wrong.append(result)
         return wrong + [step.outs[0] for step in self.run.stuck]

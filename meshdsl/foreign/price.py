@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,8 @@ class Sent:
     """One collective of a program, per device and run of the program.
 
     `bytes` is the larger of operand and result, as in the ledger of a meshdsl program; `trips` counts the loops around
-    it, and is 1 for each trip of a while loop (`unbounded`). `seconds` is the time of all trips on the machine that
-    `verify_jax` was given, else None.
+    it, and is 1 for each trip of a while loop (`unbounded`). `dims` are those of the operand's axes, "" where none is
+    known. `seconds` is the time of all trips on the machine that `verify_jax` was given, else None.
     """
 
     where: Where
@@ -39,22 +39,28 @@ class Sent:
     bytes: int
     trips: int
     unbounded: bool = False
+    dims: tuple[str, ...] = ()
     seconds: float | None = None
-    eqn: Any = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        own = {k: v for k, v in vars(self).items() if k != "eqn"}
-        return {**own, "where": str(self.where), "axes": list(self.axes), "mesh": dict(self.mesh)}
+        lists = {"axes": list(self.axes), "dims": list(self.dims)}
+        return {**vars(self), "where": str(self.where), "mesh": dict(self.mesh), **lists}
 
 
-def collectives(closed: Any, machine: Machine | None = None) -> list[Sent]:
-    """Every collective of a traced program, one for each operand, in order; those within one device are left out."""
-    found = list(_inside(jax_functions.opened(closed)[0], {}, 1, False, None))
-    return found if machine is None else [_timed(one, machine) for one in found]
+def collectives(closed: Any, machine: Machine | None = None, names: Mapping[Any, Any] | None = None) -> list[Sent]:
+    """Every collective of a traced program, one for each operand, in order; those within one device are left out.
+
+    `names` has the dims of variables of the program.
+    """
+    found = [(one, v) for one, v in _inside(jax_functions.opened(closed)[0], {}, 1, False, None)]
+    named = [replace(one, dims=(names or {}).get(v, ())) for one, v in found]
+    return named if machine is None else [_timed(one, machine) for one in named]
 
 
-def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, caller: Any) -> Iterator[Sent]:
+def _inside(
+    jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, caller: Any
+) -> Iterator[tuple[Sent, Any]]:
     library = caller is not None and is_library(jaxpr)
     for eqn in jaxpr.eqns:
         name, source = eqn.primitive.name, caller if library else eqn
@@ -64,7 +70,7 @@ def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, ca
             where = next(iter(lines_of(source)), NOWHERE)
             if size:
                 kind = KINDS[name]
-                yield Sent(where, name, kind, axes, mesh, v.aval.dtype.name, size, trips, unbounded, None, eqn)
+                yield Sent(where, name, kind, axes, mesh, v.aval.dtype.name, size, trips, unbounded), v
         own, times, loop = mesh, trips, unbounded
         if name == "shard_map":
             own = dict(eqn.params["mesh"].shape)
@@ -79,4 +85,4 @@ def _inside(jaxpr: Any, mesh: Mapping[str, int], trips: int, unbounded: bool, ca
 def _timed(one: Sent, machine: Machine) -> Sent:
     placed = place(machine.network, Mesh(dict(one.mesh)))
     size = one.bytes * math.prod(one.mesh[a] for a in one.axes) if one.kind == "all_to_all" else one.bytes
-    return Sent(**{**vars(one), "seconds": one.trips * placed.seconds(one.kind, one.axes, size)})
+    return replace(one, seconds=one.trips * placed.seconds(one.kind, one.axes, size))

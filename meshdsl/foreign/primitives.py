@@ -40,6 +40,10 @@ def is_narrow(eqn: Any) -> bool:
     return name in _NARROW or (bool(jax_functions.inner(eqn)) and name not in _FUNCTIONS)
 
 
+def is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "fc"
+
+
 def host(x: Any) -> Any:
     """A NumPy array, with floats of 64 bits; keys stay arrays of JAX."""
     if jax.numpy.issubdtype(getattr(x, "dtype", np.dtype(object)), jax.dtypes.prng_key):

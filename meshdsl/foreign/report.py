@@ -23,9 +23,9 @@ class JaxReport:
     results, `mesh` its axes, and `notes` what else is worth knowing.
 
     >>> import jax
-    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
     >>> import meshdsl as md
-    >>> mesh = AbstractMesh((4,), ("rows",))
+    >>> mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
     >>> step = jax.shard_map(lambda x: jax.lax.psum(x, "rows"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     >>> report = md.verify_jax(step, jax.ShapeDtypeStruct((8,), "float32"))
     >>> report.ok, report.bytes, report.findings[0].fix
@@ -70,14 +70,15 @@ class JaxReport:
             return ["no collective"] if self.mesh else []
         rows = dict[tuple[Any, ...], list[Sent]]()
         for one in self.collectives:
-            rows.setdefault((one.where, one.kind, one.axes, one.trips, one.unbounded), []).append(one)
+            key = (one.where, one.kind, one.axes, " ".join(d or "." for d in one.dims), one.trips, one.unbounded)
+            rows.setdefault(key, []).append(one)
         shown = [
-            [line_of(where), kind, " ".join(axes), f"{trips:,}" + ("+" if unbounded else ""),
+            [line_of(where), kind, " ".join(axes), dims, f"{trips:,}" + ("+" if unbounded else ""),
              show_bytes(sum(c.bytes for c in own)), _time(own)]
-            for (where, kind, axes, trips, unbounded), own in rows.items()
+            for (where, kind, axes, dims, trips, unbounded), own in rows.items()
         ]  # fmt: skip
-        head = ["line", "collective", "over", "trips", "bytes", "time"]
-        return [f"each device sends {show_bytes(self.bytes)}:", table(head, shown, "<<<>>>")]
+        head = ["line", "collective", "over", "of", "trips", "bytes", "time"]
+        return [f"each device sends {show_bytes(self.bytes)}:", table(head, shown, "<<<<>>>")]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -18,11 +18,12 @@ def assert_sharded_right(f: Callable[..., Any], *args: Any, **options: Any) -> J
     and for a result that nothing decides.
 
     >>> import jax, jax.numpy as jnp
-    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
     >>> import meshdsl as md
     >>> def total(x):
     ...     return jax.lax.psum(jnp.sum(x), "rows")
-    >>> step = jax.shard_map(total, mesh=AbstractMesh((4,), ("rows",)), in_specs=P("rows"), out_specs=P())
+    >>> mesh = AbstractMesh((4,), ("rows",), axis_types=(AxisType.Auto,))
+    >>> step = jax.shard_map(total, mesh=mesh, in_specs=P("rows"), out_specs=P())
     >>> md.testing.assert_sharded_right(step, jax.ShapeDtypeStruct((8,), "float32")).bytes
     4
     """

@@ -21,7 +21,6 @@ from .graph import (
     operations,
     options,
     params_with,
-    readers_of,
     scratch_bytes,
     sources_of,
     walk,
@@ -34,6 +33,6 @@ __all__ = [
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
     "exact", "format_graph", "inferred", "known", "learn", "named", "no_flops", "only_named", "operations",
-    "options", "params_with", "predicates", "readers_of", "rewritten", "scratch_bytes", "silent", "sources_of",
+    "options", "params_with", "predicates", "rewritten", "scratch_bytes", "silent", "sources_of",
     "verify", "walk",
 ]  # fmt: skip

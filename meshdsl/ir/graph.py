@@ -44,11 +44,9 @@ class Var:
     @property
     def type(self) -> Type:
         """Dims and dtype."""
-        found = self._type
-        if found is None:
-            found = Type(self.dims, self.dtype)
-            object.__setattr__(self, "_type", found)
-        return found
+        if self._type is None:
+            object.__setattr__(self, "_type", Type(self.dims, self.dtype))
+        return cast(Type, self._type)
 
     def __repr__(self) -> str:
         return f"{self.name or 'value'}: {self.type}"
@@ -128,6 +126,7 @@ def graphs_of(control: Control) -> dict[str, Graph]:
             return {"graph": control.graph}
 
 
+OF_TYPES = ("typed", "labels")  # what passes learn about an equation that depends on its parameters and types alone
 _FIELDS = ("op", "ins", "outs", "params", "where", "backward", "cause")  # of an equation
 
 
@@ -218,6 +217,12 @@ class Eqn:
         fields: dict[str, Any] = {name: self.__dict__[name] for name in _FIELDS}
         return Eqn(**{**fields, **changes})
 
+    def on(self, ins: tuple[Var, ...], outs: tuple[Var, ...]) -> Eqn:
+        """The same operation on values of the same types, so that what is known of its types and labels stays valid."""
+        eqn = Eqn(self.op, ins, outs, self.params, self.where, self.backward, self.cause)
+        eqn.__dict__.update((fact, self.__dict__[fact]) for fact in OF_TYPES if fact in self.__dict__)
+        return eqn
+
     def reading(self, instead: Mapping[Var, Var]) -> Eqn:
         """A copy that reads `instead[v]` where it reads v, for some values; the equation itself if it reads none."""
         return self.replace(ins=tuple(instead.get(v, v) for v in self.ins))
@@ -279,6 +284,20 @@ class Graph:
         """The names of the dims that the function used, of its inputs and of all values: a made-up dim has another."""
         return self.mentions.union(self.dim_names, (d.name for v in self.ins for d in v.dims))
 
+    @cached_property
+    def readers(self) -> Mapping[Var, Sequence[Eqn]]:
+        """The equations that read each value, in order; loop bodies and branches are not searched."""
+        readers: dict[Var, list[Eqn]] = {}
+        for eqn in self.eqns:
+            for v in dict.fromkeys(eqn.ins):
+                readers.setdefault(v, []).append(eqn)
+        return readers
+
+    @cached_property
+    def places(self) -> Mapping[Eqn, int]:
+        """The number of each equation."""
+        return {eqn: i for i, eqn in enumerate(self.eqns)}
+
     def replace(self: G, **changes: Any) -> G:
         """A copy with other fields; the graph itself if nothing changes, so that what is known of it stays valid."""
         return dataclasses.replace(self, **changes) if _differs(self, changes) else self
@@ -318,15 +337,6 @@ def _is_number(eqn: Eqn) -> bool:
 def dim_names(eqns: Sequence[Eqn]) -> dict[str, None]:
     """The names of the dims of the operands and results, in order."""
     return dict.fromkeys(d.name for eqn in eqns for v in (*eqn.ins, *eqn.outs) for d in v.dims)
-
-
-def readers_of(graph: Graph) -> dict[Var, list[Eqn]]:
-    """The equations that read each value, in order; loop bodies and branches are not searched."""
-    readers: dict[Var, list[Eqn]] = {}
-    for eqn in graph.eqns:
-        for v in dict.fromkeys(eqn.ins):
-            readers.setdefault(v, []).append(eqn)
-    return readers
 
 
 def sources_of(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:

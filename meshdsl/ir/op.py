@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -56,6 +56,13 @@ class Labels:
     must_divide: frozenset[str] = frozenset()
     from_layout: frozenset[str] = frozenset()
     from_layout_if_ruled: frozenset[str] = frozenset()
+
+    @cached_property
+    def vanishing(self) -> tuple[str, ...]:
+        """The labels of operands that no result has, in order."""
+        kept = {label for names in self.outs for label in names.values()}
+        gone = (label for names in self.ins for label in names.values() if label is not None and label not in kept)
+        return tuple(dict.fromkeys(gone))
 
 
 def named(shape: Shape, whole: Collection[str] = ()) -> dict[str, str | None]:

@@ -7,19 +7,25 @@ result, the layout's rule decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 
 from ..errors import InternalError
-from ..ir import Eqn, Labels, named
+from ..ir import Eqn, Labels, learn, named
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.index_map import one_label
 
+REPLICATED = Sharding()
 
-@lru_cache(maxsize=16384)
+
 def labels_of(eqn: Eqn) -> Labels:
     """The labels of one operation's dims."""
+    if "labels" not in eqn.__dict__:
+        learn(eqn, "labels", _labels(eqn))
+    return eqn.__dict__["labels"]
+
+
+def _labels(eqn: Eqn) -> Labels:
     op = eqn.operation
     types = [v.type for v in eqn.ins]
     if op.rule is not None:
@@ -31,20 +37,11 @@ def labels_of(eqn: Eqn) -> Labels:
     return Labels(tuple(named(v.dims, blocked) for v in eqn.ins), tuple(named(v.dims, blocked) for v in eqn.outs))
 
 
-def vanishing(labels: Labels) -> tuple[str, ...]:
-    """Labels of operands that no result has, in order."""
-    result_labels = {label for names in labels.outs for label in names.values()}
-    vanished = [
-        label for names in labels.ins for label in names.values() if label is not None and label not in result_labels
-    ]
-    return tuple(dict.fromkeys(vanished))
-
-
-def apply(
-    names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Iterable[str] = (), kind: str = "sum"
-) -> Sharding:
+def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Sequence[str] = ()) -> Sharding:
     """The sharding of one operand or result when labels have these axes."""
-    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial, kind)
+    if not assigned and not partial:
+        return REPLICATED
+    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial)
 
 
 def _assigned(eqn: Eqn, labels: Labels) -> dict[str, Axes]:
@@ -77,14 +74,14 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     assigned = _assigned(eqn, labels)
     partial = [v.sharding for v in eqn.ins if v.sharding.partial]
     pending, kinds = {axis for sharding in partial for axis in sharding.partial}, {each.kind for each in partial}
-    vanished_axes = [axis for label in vanishing(labels) for axis in assigned[label]]
+    vanished_axes = [axis for label in labels.vanishing for axis in assigned[label]]
     if vanished_axes:
         kinds.add(op.reduce)
     if len(kinds) > 1 or "" in kinds:
         raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
-    kind = next(iter(kinds), "sum")
     results: list[Sharding | None] = []
     for var, names in zip(eqn.outs, labels.outs, strict=True):
         own_axes = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
-        results.append(apply(names, {**own_axes, **assigned}, {*pending, *vanished_axes}, kind))
+        split = apply(names, {**own_axes, **assigned})
+        results.append(Sharding.of(dict(split.split), {*pending, *vanished_axes}, next(iter(kinds), "sum")))
     return results

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..ir import Eqn, Scan, Var, readers_of
+from ..ir import Eqn, Scan, Var
 from ..lowering.program import Program
 from ..ops.inverse import INVERSE
 from .list_schedule import fastest_schedule
@@ -35,7 +35,7 @@ class LoopsInParts:
 
     def split(self, program: Program) -> Program:
         """The program with its bodies in parts."""
-        readers = readers_of(program)
+        readers = program.readers
         read: dict[Eqn, list[StoredSlots]] = {}  # by loop of the backward pass
         eqns: list[Eqn] = []
         for eqn in program.eqns:
@@ -94,7 +94,7 @@ def no_loop_in_parts(planner: Planner) -> str:
     return "".join(f"  {line}\n" for line in dict.fromkeys(lines) or ["the program has no loop over a tensor"])
 
 
-def _passed(program: Program, loop: Eqn, readers: Mapping[Var, list[Eqn]]) -> dict[Var, dict[Eqn, Var]]:
+def _passed(program: Program, loop: Eqn, readers: Mapping[Var, Sequence[Eqn]]) -> dict[Var, dict[Eqn, Var]]:
     """The rows of a loop's results that only loops of the backward pass read, with the rows of these loops.
 
     No loop that routes tokens itself is one of them: it would have numbers of slots of its own.

@@ -23,7 +23,7 @@ import numpy as np
 from ..backend import Local, letters
 from ..control import SCAN
 from ..dims import Dim, Shape, fresh_dim
-from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Scan, Type, Var, dce, readers_of
+from ..ir import NO_CAUSE, Because, Cause, Collective, Eqn, Labels, Op, Product, Scan, Type, Var, dce
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.blocks import RELABEL
@@ -73,7 +73,7 @@ def rings(program: Program) -> tuple[Ring, ...]:
     All readers are products of two operands whose results are sharded over the gather's axes, and the dim is gathered
     completely.
     """
-    readers = readers_of(program)
+    readers = program.readers
     gathers = (_named(eqn, readers.get(eqn.outs[0], ())) for eqn in program.eqns if isinstance(eqn.op, AllGather))
     outs = set(program.outs)
     return tuple(
@@ -117,7 +117,7 @@ def ring_products(program: Program, chosen: Collection[Ring]) -> Program:
     """
     starts = {ring.gather: ring for ring in chosen}
     renames = {ring.rename for ring in chosen}
-    readers, place = readers_of(program), {eqn: i for i, eqn in enumerate(program.eqns)}
+    readers, place = program.readers, program.places
     made = {v: i for i, eqn in enumerate(program.eqns) for v in eqn.outs}
     of: dict[Eqn, _Blocks] = {}
     eqns: list[Eqn] = []

@@ -16,7 +16,7 @@ import numpy as np
 from ..backend import Block, Local, NumPy
 from ..control.remat import BARRIER
 from ..dims import Dim, Shape
-from ..ir import Eqn, Fuses, Linear, Op, Reduce, Var, readers_of
+from ..ir import Eqn, Fuses, Linear, Op, Reduce, Var
 from ..lowering.labels import labels_of
 from ..lowering.program import Program
 from ..ops.indexing import SCATTER_ADD, TAKE
@@ -110,7 +110,7 @@ def names_slots(eqn: Eqn, index: Var) -> bool:
 
 def slot_spaces(program: Program) -> Iterator[SlotSpace]:
     """The spaces of slots of a program that may be in parts; no index is of two of them."""
-    readers, place = readers_of(program), {eqn: k for k, eqn in enumerate(program.eqns)}
+    readers, place = program.readers, program.places
     taken: set[Var] = set()
     for eqn in program.eqns:
         if eqn.op is INVERSE and taken.isdisjoint(eqn.ins) and _complete(eqn):

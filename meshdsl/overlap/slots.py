@@ -22,7 +22,7 @@ import numpy as np
 
 from ..control.remat import BARRIER
 from ..dims import Dim, fresh_dim
-from ..ir import Eqn, Op, Var, readers_of
+from ..ir import Eqn, Op, Var
 from ..layouts import Sharding
 from ..lowering.collectives import AllToAll
 from ..lowering.partition.planner import Reshard
@@ -63,7 +63,7 @@ class SlotParts:
             for v in eqn.outs
         }
         self.uniform = {v for eqn in self.program.eqns if isinstance(eqn.op, Op) and eqn.op.literal for v in eqn.outs}
-        self.readers = readers_of(self.program)
+        self.readers = self.program.readers
         self.space_of = {
             v: space for space in slot_spaces(self.program) if space.inverse not in refused for v in space.placed
         }

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ..control.batching import batched_graph
-from ..ir import Eqn, Graph, Product, Reduce, Scan, Var, dce, readers_of
+from ..ir import Eqn, Graph, Product, Reduce, Scan, Var, dce
 from ..ops.linear import is_linear, together
 from .constants import constant_values
 
@@ -81,7 +81,7 @@ def _reductions_behind(
 ) -> tuple[dict[Var, set[Var]], set[Var]]:
     """For each value, the reductions it is computed from that only rows read; and those of them that an equation needs
     complete."""
-    readers, carried = readers_of(loop.body), loop.results(loop.body.outs)[0]
+    readers, carried = loop.body.readers, loop.results(loop.body.outs)[0]
     pending, complete = dict[Var, Reduce](), set[Var]()
     of: dict[Var, set[Var]] = {}
     for eqn in loop.body.eqns:
@@ -123,7 +123,7 @@ def _reduces(eqn: Eqn) -> bool:
 
 def _movable(loop: Scan, outside: Collection[Var]) -> set[Eqn]:
     """The equations from which only rows are computed, on operands that are small enough to be stacked."""
-    readers, small, movable = readers_of(loop.body), _small(loop.body, outside), set[Eqn]()
+    readers, small, movable = loop.body.readers, _small(loop.body, outside), set[Eqn]()
     carried, rows = loop.results(loop.body.outs)
     for eqn in reversed(loop.body.eqns):
         only_rows = all(e in movable for v in eqn.outs for e in readers.get(v, ()))

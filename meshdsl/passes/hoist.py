@@ -7,7 +7,8 @@ These then run on the stack of all layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from .constants import constant_values
 SMALL = 16
 
 
-def hoist_casts(graph: Graph, of: Collection[Var]) -> Graph:
-    """The graph in which loops that only cast an input in `of` to one narrower dtype, also in loops inside, take the
-    narrow value."""
+def hoist_casts(graph: Graph) -> Graph:
+    """The graph in which loops that only cast an input to one narrower dtype, also in loops inside, take the narrow
+    value."""
+    of = frozenset(graph.ins)
     narrowed: dict[tuple[Var, np.dtype], Var] = {}
     eqns: list[Eqn] = []
     for original in graph.eqns:
@@ -51,14 +53,17 @@ def scaled_casts(
     """
     scales = _elements(v) // SMALL
     scaled, casts = _scaled_and_cast(graph, v, scales, takes, beside)
+    if not casts:
+        return []
     path, needed = set(casts), {x for eqn in casts for x in eqn.ins}
     for eqn in reversed(scaled):
         if not needed.isdisjoint(eqn.outs):
             path.add(eqn)
             needed.update(eqn.ins)
     whole = {v, *(x for eqn in path.difference(casts) for x in eqn.outs if _elements(x) > scales)}
-    read = {x for eqn in graph.eqns if eqn not in path and eqn not in beside for x in eqn.ins} | {*graph.outs}
-    return [] if read & whole else [eqn for eqn in graph.eqns if eqn in path]
+    others = (eqn for x in whole for eqn in graph.readers.get(x, ()) if eqn not in path and eqn not in beside)
+    read = any(others) or not whole.isdisjoint(graph.outs)
+    return [] if read else sorted(path, key=graph.places.__getitem__)
 
 
 def _scaled_and_cast(
@@ -66,8 +71,8 @@ def _scaled_and_cast(
 ) -> tuple[list[Eqn], list[Eqn]]:
     """The equations that scale a value, by at most `scales` numbers, and those that cast it to fewer bytes."""
     scaled, casts, values, constants = list[Eqn](), list[Eqn](), {v}, constant_values(graph)
-    for eqn in graph.eqns:
-        if eqn in beside or values.isdisjoint(eqn.ins):
+    for eqn in _reading(graph, values):
+        if eqn in beside:
             continue
         if any(x not in values and _elements(x) > scales and x not in constants for x in eqn.ins):
             continue
@@ -77,6 +82,17 @@ def _scaled_and_cast(
             scaled.append(eqn)
             values.update(eqn.outs)
     return scaled, casts
+
+
+def _reading(graph: Graph, values: Collection[Var]) -> Iterator[Eqn]:
+    """The equations that read some values, in order; also those that read results of these, once they are added."""
+    queue = sorted({graph.places[eqn] for v in values for eqn in graph.readers.get(v, ())})
+    for i in iter(lambda: heappop(queue) if queue else None, None):
+        eqn = graph.eqns[i]
+        yield eqn
+        for reader in dict.fromkeys(reader for v in eqn.outs if v in values for reader in graph.readers.get(v, ())):
+            if graph.places[reader] not in queue:
+                heappush(queue, graph.places[reader])
 
 
 def _elements(v: Var) -> int:

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..control.host import keep_on_device
-from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, readers_of, rewritten
+from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten
 from ..ops.dtypes import CAST, CAST_PARTS, REDUCED_IN, widens
 from ..ops.elementwise import ADD, EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
@@ -62,7 +62,7 @@ def cast_rows_in_loops(graph: Graph) -> Graph:
 
     Parts are stored in the narrow dtype then, and micro-batches add up what the loop over layers stacks.
     """
-    readers, moved, eqns = readers_of(graph), set[Eqn](), list[Eqn]()
+    readers, moved, eqns = graph.readers, set[Eqn](), list[Eqn]()
     for original in graph.eqns:
         eqn = original.map_graphs(cast_rows_in_loops)
         for v in original.outs[original.scan.carries :] if original.scan is not None else ():

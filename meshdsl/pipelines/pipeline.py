@@ -30,7 +30,7 @@ def pipelined(
     Raises `LayoutError`, with the user's line, for a loop over micro-batches whose layers are mapped to stages and that
     cannot run in stages; `NoEffectError` for chunks without a pipeline.
     """
-    narrowed = hoist_casts(graph, graph.ins) if chunks > 1 or sharded else graph
+    narrowed = hoist_casts(graph) if chunks > 1 or sharded else graph
     found = [loop for eqn, _ in walk(narrowed) if (loop := find(eqn, mesh, layout, chunks, late)) is not None]
     if not found and chunks > 1:
         raise NoEffectError(

@@ -45,6 +45,12 @@ class EquationWork:
         return [each for each in every if each[2] in self.fresh]
 
     @cached_property
+    def plain(self) -> bool:
+        """True if it sends nothing where its operands have an axis along one label."""
+        whole = any(BLOCKED in each for each in self.ins)
+        return not (whole or self.new_dims or self.vanishing)
+
+    @cached_property
     def key(self) -> tuple[Any, ...]:
         """Equal for equations that cost the same where their operands are sharded alike."""
         types = [(v.dims, v.dtype) for v in (*self.eqn.ins, *self.eqn.outs)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -45,17 +45,70 @@ class Guess:
     knobs: Knobs
     seconds: float
     peak: float
-    scale: float | None = None  # exact over estimated seconds of a plan that differs in one choice
+    scale: float = 0.0  # exact over estimated seconds of a plan that differs in one choice; 0 if none is costed
 
-    @cached_property
+    @property
     def alike(self) -> tuple[Any, ...]:
         """What other plans may share with it: mesh and roles, roles alone, knobs."""
         return self.candidate, tuple(sorted(self.candidate.roles)), self.knobs
 
     @property
-    def cost(self) -> tuple[Any, ...]:
-        """Equal for plans whose programs are equal, but for names of dims."""
-        return f"{self.seconds:.6g} {self.peak:.6g}", self.candidate.mesh, self.knobs
+    def families(self) -> tuple[Any, ...]:
+        """What it shares with plans whose exact costs correct its estimate, those most alike first."""
+        (_, roles, knobs), several = self.alike, self.knobs.microbatches > 1
+        known = knobs.remat, several
+        return (roles, knobs), (roles, *known), (*known, knobs.update), known, knobs.remat, "all"
+
+    @property
+    def refusable(self) -> tuple[Any, ...]:
+        """What may be refused: roles, a step, and a cost that a plan has whose program differs in names of dims."""
+        cost = f"{self.seconds:.6g} {self.peak:.6g}", self.candidate.mesh, self.knobs
+        return cost, (self.knobs.remat, self.knobs.microbatches), self.alike[1], *self.candidate.roles
+
+    @property
+    def figures(self) -> tuple[float, float, float, float]:
+        """Seconds, bytes, scale, and what is added for its size."""
+        axis, dim = SIZE
+        roles = self.candidate.roles
+        return self.seconds, self.peak, self.scale, axis * len(roles) + dim * sum(map(len, roles))
+
+
+class _Table:
+    """Guesses as arrays, one row each, and a number for everything that several may share."""
+
+    def __init__(self, guesses: Sequence[Guess]):
+        self.seconds, self.peak, self.scale, self.size = np.array([guess.figures for guess in guesses]).T
+        self._numbers: dict[Any, int] = {}
+        self._families = self._rows([guess.families for guess in guesses])
+        self._alike = self._rows([guess.alike for guess in guesses])
+        self._refusable = self._rows([guess.refusable for guess in guesses])
+
+    def _rows(self, keys: Sequence[Sequence[Any]]) -> Numbers:
+        """The numbers of the keys; rows that are shorter than others have their first number again."""
+        longest = max(map(len, keys))
+        numbers = [[self._numbers.setdefault(key, len(self._numbers)) for key in row] for row in keys]
+        return np.array([row + row[:1] * (longest - len(row)) for row in numbers])
+
+    def _values(self, known: Mapping[Any, float]) -> Numbers:
+        """The value of each number; NaN for those without."""
+        values = np.full(len(self._numbers), math.nan)
+        for key in known.keys() & self._numbers.keys():
+            values[self._numbers[key]] = known[key]
+        return values
+
+    def ratio(self, known: Mapping[Any, float]) -> Numbers:
+        """The value of the first family that has one; 1 if none has."""
+        values = self._values(known)[self._families]
+        first = np.argmax(~np.isnan(values), axis=1)
+        return np.nan_to_num(values[np.arange(len(values)), first], nan=1.0)
+
+    def again(self, seen: Mapping[Any, float]) -> Numbers:
+        """The sum of `AGAIN` over plans that are alike."""
+        return np.nan_to_num(self._values(seen)[self._alike]) @ np.array(AGAIN)
+
+    def refused(self, keys: Collection[Any]) -> Numbers:
+        """True for guesses that have one of the keys."""
+        return (self._values(dict.fromkeys(keys, 1.0))[self._refusable] == 1.0).any(axis=1)
 
 
 @dataclass(eq=False)
@@ -68,14 +121,16 @@ class Guesses:
     updates: Sequence[WeightUpdate]
     microbatches: Sequence[int]
     estimated: int = 0  # plans
-    pool: list[Guess] = field(default_factory=list[Guess])
     ratios: list[float] = field(default_factory=list[float])  # of seconds, of the plans costed
+    refused: set[Any] = field(default_factory=set[Any])  # of what `Guess.refusable` has
+    _pool: list[Guess] = field(default_factory=list[Guess])
+    _tables: list[_Table] = field(default_factory=list[_Table])  # of the pool
+    _taken: list[int] = field(default_factory=list[int])  # their numbers
     _near: float = 1.0  # exact seconds of plans near the best, over their estimates, of late
     _seconds: dict[Any, float] = field(default_factory=dict[Any, float])
     _peak: dict[Any, float] = field(default_factory=dict[Any, float])
     _seen: Counter[Any] = field(default_factory=Counter[Any])
     _known: set[tuple[Candidate, Knobs]] = field(default_factory=set[tuple[Candidate, Knobs]])
-    refused: set[Any] = field(default_factory=set[Any])  # illegal roles, costs known, steps that cannot be made
 
     def estimates(
         self, candidates: Sequence[Candidate], knobs: Sequence[Knobs]
@@ -104,74 +159,57 @@ class Guesses:
 
     def add(self, candidates: Sequence[Candidate]) -> None:
         """Add the best of these candidates under every combination of knobs."""
+        found: list[Guess] = []
         for knobs, seconds, peak in self.estimates(candidates, self.combinations):
             self.estimated += len(candidates)
             order = np.argsort(np.where(peak < OVER * self.limit, seconds, math.inf), kind="stable")[:KEPT]
             small = np.argsort(np.where(np.isfinite(seconds), peak, math.inf), kind="stable")[:3]
-            for i in dict.fromkeys(map(int, (*order, *small))):
-                self._put(candidates[i], knobs, seconds[i], peak[i])
+            each = dict.fromkeys(map(int, (*order, *small)))
+            found += [Guess(candidates[i], knobs, float(seconds[i]), float(peak[i])) for i in each]
+        self._put(found)
 
     def add_near(self, best: Guess, exact: Entry, candidates: Sequence[Candidate], knobs: Sequence[Knobs]) -> None:
         """Add plans that differ from one costed in one choice: these candidates with its knobs, or it with these."""
-        mine, scale = [best.candidate, *candidates], 1.0
+        mine, found = [best.candidate, *candidates], list[Guess]()
         for each, seconds, peak in self.estimates(mine, list(dict.fromkeys((best.knobs, *knobs)))):
             own = each == best.knobs
             self.estimated += len(candidates) if own else 1
-            if own:
-                scale = exact.seconds / float(seconds[0])
-            for i in range(1, len(mine)) if own else (0,):
-                self._put(mine[i], each, seconds[i], peak[i], scale if own else None)
+            scale = exact.seconds / float(seconds[0]) if own else 0.0
+            numbers = range(1, len(mine)) if own else (0,)
+            found += [Guess(mine[i], each, float(seconds[i]), float(peak[i]), scale) for i in numbers]
+        self._put(found)
 
-    def _put(self, candidate: Candidate, knobs: Knobs, seconds: float, peak: float, scale: float | None = None) -> None:
-        if (candidate, knobs) not in self._known and math.isfinite(seconds):
-            self._known.add((candidate, knobs))
-            self.pool.append(Guess(candidate, knobs, float(seconds), float(peak), scale))
+    def _put(self, guesses: Sequence[Guess]) -> None:
+        """Add guesses that are legal and not known."""
+        added: list[Guess] = []
+        for guess in guesses:
+            key = guess.candidate, guess.knobs
+            if key not in self._known and math.isfinite(guess.seconds):
+                self._known.add(key)
+                added.append(guess)
+        if added:
+            self._pool += added
+            self._tables.append(_Table(added))
 
     def next(self, fits: bool) -> Guess | None:
-        """The most promising guess, removed from the pool; the smallest one as long as no plan `fits`."""
-        pool = [guess for guess in self.pool if not self._refused(guess)]
-        small = [guess for guess in pool if self.corrected_peak(guess) <= NEAR * self.limit]
-        if not small and fits:
+        """The most promising guess, each once; the smallest one as long as no plan `fits`."""
+        ranks, peaks = (np.concatenate(each) for each in zip(*map(self._ranked, self._tables), strict=True))
+        ranks[self._taken] = peaks[self._taken] = math.inf
+        small = np.isfinite(ranks).any()
+        if not small and (fits or not np.isfinite(peaks).any()):
             return None
-        chosen = min(small, key=self._rank) if small else min(pool, key=self.corrected_peak, default=None)
-        self.pool = [guess for guess in pool if guess is not chosen]
-        return chosen
+        self._taken.append(int(np.argmin(ranks if small else peaks)))
+        return self._pool[self._taken[-1]]
 
-    def _refused(self, guess: Guess) -> bool:
-        roles, step = guess.candidate.roles, (guess.knobs.remat, guess.knobs.microbatches)
-        return not self.refused.isdisjoint((tuple(sorted(roles)), step, guess.cost, *roles))
-
-    def _rank(self, guess: Guess) -> float:
-        again = sum(more * self._seen[each] for each, more in zip(guess.alike, AGAIN, strict=True))
-        axis, dim = SIZE
-        size = axis * len(guess.candidate.roles) + dim * sum(map(len, guess.candidate.roles))
-        over = max(0.0, self.corrected_peak(guess) / self.limit - 1)
-        return self.corrected(guess) * (1 + again * (0.5 if guess.scale else 1.0) + size + over)
-
-    def corrected(self, guess: Guess) -> float:
-        """Seconds, corrected by the exact cost of the plan most alike."""
-        if guess.scale:
-            return guess.seconds * guess.scale * self._near
-        return guess.seconds * self._ratio(self._seconds, guess)
-
-    def corrected_peak(self, guess: Guess) -> float:
-        """Bytes, corrected by the exact cost of the plan most alike."""
-        return guess.peak * self._ratio(self._peak, guess)
-
-    def _ratio(self, ratios: Mapping[Any, float], guess: Guess) -> float:
-        return next((ratios[key] for key in self._families(guess) if key in ratios), 1.0)
-
-    def _families(self, guess: Guess) -> list[Any]:
-        knobs = guess.knobs
-        several = knobs.microbatches > 1
-        return [
-            (guess.alike[1], knobs),
-            (guess.alike[1], knobs.remat, several),
-            (knobs.remat, knobs.update, several),
-            (knobs.remat, several),
-            knobs.remat,
-            "all",
-        ]
+    def _ranked(self, table: _Table) -> tuple[Numbers, Numbers]:
+        """The rank of each guess, infinite if it does not fit, and its corrected bytes; both infinite if refused."""
+        refused = table.refused(self.refused)
+        peak = table.peak * table.ratio(self._peak)
+        near = table.scale > 0
+        seconds = table.seconds * np.where(near, table.scale * self._near, table.ratio(self._seconds))
+        again = table.again(self._seen) * np.where(near, 0.5, 1.0)
+        rank = seconds * (1 + again + table.size + np.maximum(0.0, peak / self.limit - 1))
+        return np.where(refused | (peak > NEAR * self.limit), math.inf, rank), np.where(refused, math.inf, peak)
 
     def simpler(self, plan: Plan, layout: Layout) -> float:
         """The estimated seconds of a plan with another layout, over those with its own."""
@@ -186,9 +224,9 @@ class Guesses:
             self._near = (self._near + entry.seconds / (guess.seconds * guess.scale)) / 2
         self.ratios.append(entry.seconds / guess.seconds)
         self._seen.update(guess.alike)
-        self.refused.add(guess.cost)
+        self.refused.add(guess.refusable[0])
         for known, ratio in ((self._seconds, self.ratios[-1]), (self._peak, entry.peak_bytes / guess.peak)):
-            for key in self._families(guess):
+            for key in guess.families:
                 known[key] = ratio if key not in known else (known[key] + ratio) / 2
 
 

@@ -44,6 +44,7 @@ FEW, IDLE = 2, 1 / 4  # plans, or part of all, costed in a row without a better 
 LITTLE = 0.999  # of the seconds of the best plan: a better one than this counts
 FINAL = 2  # plans on which these are tried
 HIDDEN = 0.01  # of the step: less exposed communication is not worth an overlap plan
+COLLECT = 200_000, 20, 20  # objects until the garbage collector runs, which takes a third of the time otherwise
 ROUNDING = 1e-9  # relative tolerance: the floor sums the same numbers in another order
 
 
@@ -67,7 +68,9 @@ class PlanSearch:
 
     def run(self) -> None:
         """Search to the end or an interrupt; re-raise an interrupt if no plan is costed yet."""
+        thresholds = gc.get_threshold()
         gc.freeze()  # the collector need not look at all objects of the process again and again
+        gc.set_threshold(*COLLECT)
         try:
             if self.start is not None:
                 self.costed.look(self.start)
@@ -81,6 +84,7 @@ class PlanSearch:
             self.stopped = "an interrupt"
         finally:
             gc.unfreeze()
+            gc.set_threshold(*thresholds)
 
     def tell(self) -> None:
         """Report the progress."""

@@ -9,7 +9,7 @@ padding, no pending sums but those of weights, no fusion and no schedule: search
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,10 @@ class Axes:
         self.per_byte: dict[str, Numbers] = {
             kind: (long[kind] - self.latency[kind]) / (LARGE - SMALL) for kind in MESSAGES
         }
-        self.never = np.zeros(len(candidates), bool)
+        n = len(candidates)
+        self.zero, self.never, self.none = np.zeros(n), np.zeros(n, bool), np.full(n, -1, np.int8)
+        self.outcomes: dict[tuple[Any, ...], Outcome] = {}  # of equations, by what they cost
+        self._interned: dict[bytes, Numbers] = {self.none.tobytes(): self.none}
         self._ruled: list[dict[str, Numbers]] = [{} for _ in range(self.count)]
         for i, each in enumerate(candidates):
             for rules, role in zip(self._ruled, each.roles, strict=False):
@@ -75,6 +78,14 @@ class Axes:
         at = place(machine.network, mesh)
         sizes = (SMALL, LARGE)
         return [(n, *(at.seconds(kind, (a,), v) for v in sizes for kind in MESSAGES)) for a, n in mesh.axes.items()]
+
+    def shared(self, numbers: Numbers) -> Numbers:
+        """One array for all with the same contents, so that equal homes are the same objects."""
+        return self._interned.setdefault(numbers.tobytes(), numbers)
+
+    def renumbered(self, home: Numbers, numbers: Sequence[int]) -> Numbers:
+        """The label that holds an axis, by the numbers of the labels of a value's dims: -1 for none."""
+        return home if home is self.none else self.shared(np.array([*numbers, -1], np.int8)[home])
 
     def rule(self, k: int, dim: str) -> Numbers:
         """True for the candidates whose role for axis `k` has this dim."""
@@ -98,30 +109,29 @@ class Axes:
         return np.prod([np.where(self.rule(k, dim), n, 1.0) for k, n in enumerate(self.sizes)], axis=0)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+@dataclass(frozen=True, eq=False)
+class Outcome:
     """The cost of one equation, and the shardings of its results."""
 
     rows: Rows
     homes: tuple[Homes | None, ...]
-    bytes: Numbers | float  # of results that are stored and depend on the data
+    bytes: Numbers  # of results that are stored and depend on the data
     bad: Numbers  # where the layout is illegal
-    pending: list[Numbers]  # by axis: where the gradient of a weight is a pending sum
+    weight: frozenset[str] | None  # the dims of the weight, if it computes a gradient of one
+    pending: list[Numbers]  # by axis: where that gradient is a pending sum
 
 
 @dataclass(frozen=True, eq=False)
 class _Operand:
-    """An operand that is stored: its homes, the numbers of its labels, and its bytes on one device."""
+    """An operand that is stored: its homes, the numbers of its labels, and its bytes on one device.
+
+    The label `BLOCKED` is that of dims that the operation needs whole.
+    """
 
     homes: Homes
     numbers: Sequence[int]
     data: bool
     bytes: Numbers
-
-    def label(self, k: int, none: Numbers) -> Numbers:
-        """The label that holds axis `k`: -1 for none, `BLOCKED` for a dim that the operation needs whole."""
-        home = self.homes[k]
-        return home if home is none else np.array([*self.numbers, -1], np.int8)[home]
 
 
 class Screen:
@@ -129,23 +139,37 @@ class Screen:
 
     def __init__(self, work: Digest, axes: Axes, machine: Machine):
         self.work, self.axes, self.machine = work, axes, machine
-        n = len(axes.never)
-        self.zero, self.none = np.zeros(n), np.full(n, -1, np.int8)
+        self.zero, self.none = axes.zero, axes.none
         self.nothing: Rows = [self.zero] * (WEIGHTS + axes.count)
-        self._interned: dict[bytes, Numbers] = {self.none.tobytes(): self.none}
-        self._known: dict[tuple[Any, ...], _Outcome] = {}
         self._ways: dict[tuple[int, ...], Numbers] = {}
         nowhere = {v: tuple(self.none for _ in range(axes.count)) for v in work.graph.ins}
         self.homes: dict[Var, Homes | None] = {v: self._ruled(v, h) for v, h in nowhere.items()}
-        self.by_loop: dict[str, Rows] = {}
-        self.bad, self.temporary = axes.never, self.zero
         self.saved = self.zero  # bytes of the forward pass that the backward pass reads
-        self.pending = {work.key_of(v): [axes.never] * axes.count for v in work.weights}
+        self._runs: dict[str, dict[Outcome, float]] = {}  # by loop: how often each equation runs, equal ones together
         self._sent: dict[Var, Numbers] = {}  # seconds of communication in the equations of values
+        self._spared: dict[str, Numbers] = {}  # by loop: seconds that are not sent, because a value is stored
         self._run(work.works, 1.0, "")
         self.saved = sum((self.bytes_of(v, self.homes.get(v)) for v in work.saved), self.saved)
+        self.by_loop = {loop: self._sum(loop, runs) for loop, runs in self._runs.items()}
+        each = list(dict.fromkeys(outcome for runs in self._runs.values() for outcome in runs))
+        self.bad = np.logical_or.reduce([axes.never, *(outcome.bad for outcome in each)])
+        self.temporary = np.maximum.reduce([self.zero, *(outcome.bytes for outcome in each)])
+        self.pending = {work.key_of(v): [axes.never] * axes.count for v in work.weights}
+        for outcome in each:
+            if outcome.weight is not None:
+                known = self.pending[outcome.weight]
+                self.pending[outcome.weight] = [a | b for a, b in zip(known, outcome.pending, strict=True)]
+
+    def _sum(self, loop: str, runs: Mapping[Outcome, float]) -> Rows:
+        """The rows of all equations of a loop."""
+        rows = list(self.nothing)
+        for k, zero in enumerate(rows):
+            rows[k] = sum((n * each.rows[k] for each, n in runs.items() if each.rows[k] is not zero), zero)
+        rows[CRITICAL] = rows[CRITICAL] - self._spared.get(loop, 0.0)
+        return rows
 
     def _run(self, works: Iterable[EquationWork | LoopWork], trips: float, loop: str) -> None:
+        runs = self._runs.setdefault(loop, {})
         for each in works:
             if isinstance(each, LoopWork):
                 self._loop(each, trips)
@@ -155,21 +179,15 @@ class Screen:
                 known = self._outcome(each)
                 self.homes.update(zip(each.eqn.outs, known.homes, strict=True))
                 self._sent.update(dict.fromkeys(each.eqn.outs, known.rows[CRITICAL]))
-                sums = self.by_loop.get(loop, self.nothing)
-                self.by_loop[loop] = [a + trips * b for a, b in zip(sums, known.rows, strict=True)]
-                self.bad = self.bad | known.bad
-                if known.pending:
-                    key = names_of(each.eqn.outs[0])
-                    self.pending[key] = [a | b for a, b in zip(self.pending[key], known.pending, strict=True)]
+                runs[known] = runs.get(known, 0.0) + trips
 
-    def _outcome(self, work: EquationWork) -> _Outcome:
+    def _outcome(self, work: EquationWork) -> Outcome:
         """The cost of an equation, computed once for all equal ones with operands sharded alike."""
-        homes = tuple(self.homes.get(v) for v in work.eqn.ins)
+        homes, known = tuple(self.homes.get(v) for v in work.eqn.ins), self.axes.outcomes
         key = (work.key, *(None if h is None else tuple(map(id, h)) for h in homes))
-        if key not in self._known:
-            self._known[key] = self._equation(work, homes)
-            self.temporary = np.maximum(self.temporary, self._known[key].bytes)
-        return self._known[key]
+        if key not in known:
+            known[key] = self._equation(work, homes)
+        return known[key]
 
     def _keep(self, eqn: Eqn, trips: float, loop: str) -> None:
         """Store a value of the forward pass where recomputing it would send data."""
@@ -177,7 +195,7 @@ class Screen:
         self.homes[kept] = self.homes.get(recomputed)
         sent = self._sent.get(recomputed, self.zero)
         self.saved = self.saved + np.where(sent > 0, self.bytes_of(kept, self.homes[kept]) * trips, 0.0)
-        self.by_loop[loop][CRITICAL] = self.by_loop[loop][CRITICAL] - sent * trips
+        self._spared[loop] = self._spared.get(loop, self.zero) + sent * trips
 
     def _loop(self, loop: LoopWork, trips: float) -> None:
         body = loop.scan.body
@@ -202,11 +220,7 @@ class Screen:
             for i, d in enumerate(v.dims):
                 if d not in without:
                     found[k] = np.where(self.axes.rule(k, d.name) & (found[k] < 0), i, found[k]).astype(np.int8)
-        return tuple(map(self._shared, found))
-
-    def _shared(self, numbers: Numbers) -> Numbers:
-        """One array for all with the same contents, so that equal homes are the same objects."""
-        return self._interned.setdefault(numbers.tobytes(), numbers)
+        return tuple(map(self.axes.shared, found))
 
     def ways(self, homes: Homes | None) -> Numbers:
         """The number of blocks of a value."""
@@ -220,7 +234,7 @@ class Screen:
         """The bytes of a value on one device."""
         return _bytes(v) / self.ways(homes)
 
-    def _equation(self, work: EquationWork, homes: tuple[Homes | None, ...]) -> _Outcome:
+    def _equation(self, work: EquationWork, homes: tuple[Homes | None, ...]) -> Outcome:
         eqn, rows = work.eqn, list(self.nothing)
         each = zip(eqn.ins, homes, work.ins, work.from_data, strict=True)
         operands = [_Operand(h, labels, data, self.bytes_of(v, h)) for v, h, labels, data in each if h is not None]
@@ -233,26 +247,31 @@ class Screen:
             rows[CRITICAL] = rows[CRITICAL] + critical
             bad = bad | illegal
             ways = ways * np.where(pick >= 0, n, 1.0)
-            gone = np.isin(pick, list(work.vanishing))
+            gone = np.logical_or.reduce([self.axes.never, *(pick == label for label in work.vanishing)])
             for v, numbers, out in zip(eqn.outs, work.outs, outs, strict=True):
                 out[k] = self._result(k, v, numbers, pick, gone)
             kept = kept * np.where(outs[0][k] >= 0, n, 1.0)
-            pending[k] = gone & ~self.axes.rules(k, eqn.outs[0])
+            if work.of_weight:
+                pending[k] = gone & ~self.axes.rules(k, eqn.outs[0])
         made = [tuple(out) for out in outs]
         written = sum((self.bytes_of(v, h) for v, h in zip(eqn.outs, made, strict=True)), self.zero)
         read = sum((operand.bytes for operand in operands), self.zero)
         self._compute(work, rows, read, written, ways)
-        stored = written if any(work.from_data) and work.fuses in (Fuses.KERNEL, Fuses.REDUCE) else 0.0
+        stored = written if any(work.from_data) and work.fuses in (Fuses.KERNEL, Fuses.REDUCE) else self.zero
         found = tuple(made if operands else (None,) * len(made))
-        return _Outcome(rows, found, stored, bad, pending if work.of_weight else [])
+        weight = names_of(eqn.outs[0]) if work.of_weight else None
+        return Outcome(rows, found, stored, bad, weight, pending)
 
     def _pick(
         self, work: EquationWork, operands: Sequence[_Operand], k: int, kept: Numbers
     ) -> tuple[Numbers, Sequence[Numbers], Numbers]:
         """The label that takes axis `k`, -1 for none; seconds sent of data and of weights; where that is illegal."""
-        held = [each.label(k, self.none) for each in operands]
-        claimed = self._claims(work, held, k)
-        if not claimed and all(h is self.none for h in held):
+        held = [self.axes.renumbered(each.homes[k], each.numbers) for each in operands]
+        split = list({id(h): h for h in held if h is not self.none}.values())
+        if len(split) == 1 and work.plain:
+            return split[0], (self.zero, self.zero), self.axes.never
+        claimed = self._claims(work, split, k)
+        if not claimed and not split:
             return self.none, (self.zero, self.zero), self.axes.never
         best, pick, sent = self.zero + math.inf, self.none, self._moved(operands, held, k, BLOCKED - 1)
         for label, claim in claimed.items():
@@ -283,13 +302,12 @@ class Screen:
         whole = self.zero if work.of_weight else self.axes.seconds("all_reduce", k, size)
         return np.where(rule, self.axes.seconds("reduce_scatter", k, size), whole)
 
-    def _claims(self, work: EquationWork, held: Sequence[Numbers], k: int) -> dict[int, Numbers]:
+    def _claims(self, work: EquationWork, split: Sequence[Numbers], k: int) -> dict[int, Numbers]:
         """By label: where an operand holds axis `k` along it, or, for a new dim, a rule gives it the axis."""
         claimed: dict[int, Numbers] = {}
         labels = dict.fromkeys(i for each in work.ins for i in each if i != BLOCKED and i not in work.fresh)
-        distinct = list({id(h): h for h in held if h is not self.none}.values())
-        for label in labels if distinct else ():
-            here = np.logical_or.reduce([h == label for h in distinct])
+        for label in labels if split else ():
+            here = np.logical_or.reduce([h == label for h in split])
             if here.any():
                 claimed[label] = here
         for numbers, d, label in work.new_dims:
@@ -301,11 +319,13 @@ class Screen:
 
     def _result(self, k: int, v: Var, numbers: Sequence[int], pick: Numbers, gone: Numbers) -> Numbers:
         """The home of a result along axis `k`: the dim of the label; for a sum, a dim to which a rule scatters it."""
+        if pick is self.none and not any(self.axes.has(k, d.name) for d in v.dims):
+            return pick
         home = self.none
         for i, (d, label) in enumerate(zip(v.dims, numbers, strict=True)):
             scattered = (gone | (pick == -1) if label == BLOCKED else gone) & self.axes.rule(k, d.name)
             home = np.where((pick == label) | (scattered & (home < 0)), i, home).astype(np.int8)
-        return self._shared(home)
+        return self.axes.shared(home)
 
     def _compute(self, work: EquationWork, rows: Rows, read: Numbers, written: Numbers, ways: Numbers) -> None:
         """Add the seconds of the kernel to the rows."""

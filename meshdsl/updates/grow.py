@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Cond, Eqn, Graph, Var
+from ..ir import Eqn, Graph, Var
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.dtypes import CAST
@@ -61,6 +61,21 @@ class _Branch:
         return found
 
 
+class Replaced:
+    """Which result of a graph replaces each of some inputs: weights and optimizer state."""
+
+    def __init__(self, pairs: Sequence[tuple[Var, Var]] = ()):
+        self.by_input = dict(pairs)
+        self._inputs: dict[Var, list[tuple[int, Var]]] = {}
+        for i, (v, out) in enumerate(pairs):
+            self._inputs.setdefault(out, []).append((i, v))
+
+    def inputs(self, outs: Collection[Var]) -> list[Var]:
+        """The inputs that these values replace, in order."""
+        found = (each for out in outs for each in self._inputs.get(out, ()))
+        return [v for _, v in sorted(found, key=lambda each: each[0])]
+
+
 class Region:
     """The equations of one update in one graph, as `grow` collects them."""
 
@@ -69,11 +84,11 @@ class Region:
         step: Step,
         graph: Graph,
         sums: Sums,
-        pairs: Sequence[tuple[Var, Var]] = (),
+        replaced: Replaced | None = None,
         entering: Collection[Var] = (),  # inputs of a branch that are split
     ):
         self.step, self.graph, self.sums = step, graph, sums
-        self.replaced = dict(pairs)
+        self.replaced = replaced or Replaced()
         self.eqns: set[Eqn] = set()
         self.inner: set[Var] = set(entering)
         self.carried: list[Var] = []
@@ -86,7 +101,7 @@ class Region:
 
         Raises `CannotShardError` if such a loop cannot be split.
         """
-        graph, (producers, readers) = self.graph, uses(self.graph)
+        producers, readers, results, _ = uses(self.graph)
         self.loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
         self.inner.update(eqn.outs[i] for eqn, i, _ in self.loops)
         found = [*self.sums.in_graph, *self.inner]
@@ -95,9 +110,9 @@ class Region:
             self.take_readers(found)
             found = self.grow_branches()
             needed = self.needed()
-            inputs = [v for v in graph.ins if self.replaced.get(v) in self.inner and self.may_be_stored(v, needed)]
+            inputs = [v for v in self.replaced.inputs(self.inner) if self.may_be_stored(v, needed)]
             taken = self.eqns | set(self.branches)
-            only_here = [v for v in needed if v in producers and readers[v] <= taken and v not in graph.outs]
+            only_here = [v for v in needed if v in producers and readers[v] <= taken and v not in results]
             for eqn in {producers[v]: None for v in only_here if producers[v].control is None}:
                 self.take(eqn)
             self.carried += inputs
@@ -120,7 +135,7 @@ class Region:
     def narrow_copies(self, v: Var) -> Sequence[Eqn]:
         """The casts of a weight to fewer bytes. If nothing else reads it, also what scales it before a cast."""
         path = scaled_casts(self.graph, v, lambda eqn: not self.refusal(eqn), self.eqns)
-        direct = uses(self.graph)[1][v] - self.eqns
+        direct = uses(self.graph).readers[v] - self.eqns
         return path or [eqn for eqn in direct if eqn.op is CAST and eqn.outs[0].dtype.itemsize < v.dtype.itemsize]
 
     def holds(self, v: Var) -> bool:
@@ -135,7 +150,7 @@ class Region:
 
     def take_readers(self, values: Sequence[Var]) -> None:
         """Take the equations that are computed from these values, as far as they can be split."""
-        queue, (_, readers) = list(values), uses(self.graph)
+        queue, readers = list(values), uses(self.graph).readers
         while queue:
             for eqn in readers[queue.pop()] - self.eqns:
                 queue += self.take(eqn)
@@ -177,7 +192,7 @@ class Region:
         """Grow the update in the branches that read or compute its values; returns the results that are new in it."""
         pending = {eqn for eqn, _, _ in self.sums.branches}
         new: list[Var] = []
-        for eqn in (eqn for eqn in self.graph.eqns if isinstance(eqn.control, Cond)):
+        for eqn in uses(self.graph).branches:
             entering = frozenset(i for i, v in enumerate(eqn.ins[1:]) if self.holds(v))
             if entering or eqn in pending:
                 branch = self.branches[eqn] = self.branch(eqn, entering)
@@ -190,7 +205,7 @@ class Region:
         for key, graph in eqn.graphs().items():
             inner = [sums for other, name, sums in self.sums.branches if other is eqn and name == key]
             sums = Sums(*(tuple(dict.fromkeys(x for part in inner for x in getattr(part, field))) for field in _FIELDS))
-            regions[key] = Region(self.step, graph, sums, (), [graph.ins[i] for i in entering]).grow()
+            regions[key] = Region(self.step, graph, sums, None, [graph.ins[i] for i in entering]).grow()
         leaving = frozenset(
             i
             for i, v in enumerate(eqn.outs)
@@ -204,7 +219,7 @@ class Region:
         scan = loop.scan
         assert scan is not None
         body = scan.body
-        added = [(body.ins[scan.consts + i], body.outs[i])] if i < scan.carries else []
+        added = Replaced([(body.ins[scan.consts + i], body.outs[i])] if i < scan.carries else [])
         region = Region(self.step, body, sums, added).grow()
         out = body.outs[i]
         other_reads = {v for eqn in body.eqns if eqn not in region.eqns for v in eqn.ins} | set(body.outs) - {out}
@@ -214,7 +229,7 @@ class Region:
 
     def reason(self, out: Var) -> str:
         """The reason why the update does not reach a value: the last equation before it that refused."""
-        producers, queue, seen = uses(self.graph)[0], [out], {out}
+        producers, queue, seen = uses(self.graph).producers, [out], {out}
         for v in queue:
             eqn = producers.get(v)
             if eqn in self.branches:
@@ -230,8 +245,8 @@ class Region:
 
     def update(self) -> UpdateRegion:
         """The update in the graph of a step: the values that replace split inputs stay split."""
-        split = {self.replaced[v] for v in self.carried}
-        return self.finished(frozenset(i for i, v in enumerate(self.graph.outs) if v in split))
+        split = {self.replaced.by_input[v] for v in self.carried}
+        return self.finished(frozenset(i for v in split for i in uses(self.graph).results.get(v, ())))
 
     def finished(self, leaving: frozenset[int]) -> UpdateRegion:
         """The region, if these results leave its graph split: with only the splits in it that are read as such."""
@@ -263,15 +278,15 @@ class Region:
 
     def reads_shard(self, v: Var, leaving: frozenset[int]) -> bool:
         """True if an equation of the update reads a value as one shard, or a result that leaves split is it."""
-        if uses(self.graph)[1][v] & self.eqns or any(self.graph.outs[i] is v for i in leaving):
+        if uses(self.graph).readers[v] & self.eqns or any(self.graph.outs[i] is v for i in leaving):
             return True
         inputs = [(region, x, branch) for branch in self.branches.values() for _, region, x in branch.inputs(v)]
         return any(region.reads_shard(x, branch.leaving) for region, x, branch in inputs)
 
     def gathers(self, v: Var, leaving: frozenset[int]) -> float:
         """How often a run of the graph needs a value whole, branches by how often they run; at least 1 outside them."""
-        others = uses(self.graph)[1][v] - self.eqns - set(self.branches)
-        if others or any(out is v and i not in leaving for i, out in enumerate(self.graph.outs)):
+        _, readers, results, _ = uses(self.graph)
+        if readers[v] - self.eqns - set(self.branches) or not leaving.issuperset(results.get(v, ())):
             return 1.0
         return sum(
             branch.eqn.runs(key, 0.5) * min(region.gathers(x, branch.leaving), 1.0)

@@ -86,7 +86,7 @@ def stored_as_shards(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence
 
     No dim of a loop is split. A result of the path and type of a parameter, such as its gradient, leaves it as a shard.
     """
-    hoisted, shardings = hoist_casts(graph, graph.ins), dict[Var, Sharding]()
+    hoisted, shardings = hoist_casts(graph), dict[Var, Sharding]()
     extents = partition(hoisted, mesh, layout, results, shardings).extents
     placed = ShardedGraph(hoisted, results, shardings, mesh, extents, layout, regather=True)
     looped = {eqn.scan.dim.name for eqn, _ in walk(hoisted) if eqn.scan is not None}
@@ -97,7 +97,7 @@ def stored_as_shards(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence
         shape = tuple(d for d in v.dims if d.name not in looped)
         if free and shape:
             form = least_padded(mesh, shape, own, free, hoisted.known_dim_names)
-            casts = frozenset(eqn for eqn in uses(hoisted)[1][v] if _narrows(eqn))
+            casts = frozenset(eqn for eqn in uses(hoisted).readers[v] if _narrows(eqn))
             inner = frozenset([v, *(x for eqn in casts for x in eqn.outs)])
             part = UpdateRegion((), casts, inner, (), (), tuple((x, 1.0) for x in inner))
             chosen.append(Update(hoisted, v, (), free, free, form, part, (v,)))

@@ -71,7 +71,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
 
 def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tuple[Sums, list[Var]]:
     """The pending sums of several values, and the inputs of the graph from which they are computed."""
-    producers, _ = uses(graph)
+    producers = uses(graph).producers
     queue, seen = list(outs), set(outs)
     sums: list[Var] = []
     loops: list[tuple[Eqn, int, Sums]] = []
@@ -109,7 +109,7 @@ def cast_each_part(graph: Graph) -> Graph:
     """The graph in which loops over parts of the data cast the parts of a sum, and not their total, to the dtype in
     which devices add them up: where each part is reduced, totals stay wide.
     """
-    _, readers = uses(graph)
+    readers = uses(graph).readers
     eqns, now = list[Eqn](), dict[Var, Var]()  # a cast total -> the total
     for eqn in graph.eqns:
         eqn = eqn.map_graphs(cast_each_part).replace(ins=tuple(now.get(v, v) for v in eqn.ins))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..dims import Dim, Shape
 from ..errors import ShapeError
-from ..ir import Eqn, Graph, Type, Var, params_with, walk
+from ..ir import Cond, Eqn, Graph, Type, Var, params_with, walk
 from ..layouts.sharding import Axes
 from ..ops.placement import PREFER
 
@@ -81,14 +82,25 @@ def leaving_branches(part: UpdateRegion) -> Iterator[Var]:
             yield from leaving_branches(inner)
 
 
+class Uses(NamedTuple):
+    """For each value of a graph: the equation that computes it, those that read it, and the numbers of its results."""
+
+    producers: Mapping[Var, Eqn]
+    readers: Mapping[Var, set[Eqn]]
+    results: Mapping[Var, Sequence[int]]
+    branches: Sequence[Eqn]  # of the graph
+
+
 @lru_cache(maxsize=64)
-def uses(graph: Graph) -> tuple[Mapping[Var, Eqn], Mapping[Var, set[Eqn]]]:
-    """The equation that computes each value of a graph, and the equations that read it."""
-    readers = defaultdict[Var, set[Eqn]](set)
-    for eqn in graph.eqns:
-        for v in eqn.ins:
-            readers[v].add(eqn)
-    return {v: eqn for eqn in graph.eqns for v in eqn.outs}, readers
+def uses(graph: Graph) -> Uses:
+    """How the values of a graph are used."""
+    readers, results = defaultdict[Var, set[Eqn]](set), dict[Var, list[int]]()
+    for v, eqns in graph.readers.items():
+        readers[v].update(eqns)
+    for i, v in enumerate(graph.outs):
+        results.setdefault(v, []).append(i)
+    branches = [eqn for eqn in graph.eqns if isinstance(eqn.control, Cond)]
+    return Uses({v: eqn for eqn in graph.eqns for v in eqn.outs}, readers, results, branches)
 
 
 def is_loop_over_parts(eqn: Eqn) -> bool:

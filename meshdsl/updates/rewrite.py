@@ -132,7 +132,7 @@ class _Rewrite:
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
-            maker = uses(self.old)[0].get(v)
+            maker = uses(self.old).producers.get(v)
             if maker is not None and maker.op is FULL:  # the zero from which a total starts
                 self.eqns.append(renamed(maker, form))
                 self.inside[v, form] = self.eqns[-1].outs[0]

@@ -21,8 +21,9 @@ from ..layouts import Layout, Sharding
 from ..layouts.sharding import Axes
 from ..ops.reshape import RENAME
 from ..passes.accumulate import running_sum
+from .grow import Replaced
 from .pending import ShardedGraph, pending_sums
-from .regions import CannotShardError, equations, leaving_branches
+from .regions import CannotShardError, equations, leaving_branches, uses
 from .rewrite import rewrite_updates, update_cause
 from .update import Update, carried, find_update
 
@@ -87,7 +88,7 @@ def rewritten(placed: ShardedGraph, chosen: Sequence[Update], pairs: Sequence[tu
     """The graph with the private dims of these updates, and a layout that splits them."""
     if not chosen:
         return placed.graph, placed.layout
-    replaced = ((i, v) for v, out in pairs for i, x in enumerate(placed.graph.outs) if x is out)
+    replaced = ((i, v) for v, out in pairs for i in uses(placed.graph).results.get(out, ()))
     return rewrite_updates(placed, replaced, chosen), _with_private(placed, chosen)
 
 
@@ -114,12 +115,12 @@ def _decide(
     """The updates to split, and a decision for each weight."""
     chosen: list[Update] = []
     decisions: list[Decision] = []
+    replaced, carried, owners = Replaced(pairs), set[Var](), dict[Eqn | Var, str]()
     for v, out in weights:
-        if any(v in update.carried for update in chosen):  # optimizer state (a moment) of an earlier weight
+        if v in carried:  # optimizer state (a moment) of an earlier weight
             continue
         try:
-            owners = {x: names[u.weight] for u in chosen for x in (*equations(u.part), *leaving_branches(u.part))}
-            update = find_update(placed, v, out, pairs, owners, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
+            update = find_update(placed, v, out, replaced, owners, policy.groups, lambda u: policy.worth(u)[1] or 0.0)
         except CannotShardError as problem:
             decisions.append(Decision(names[v], v.dims, (), (), False, str(problem), by_layout=problem.by_layout))
             continue
@@ -136,6 +137,8 @@ def _decide(
         )
         if sharded:
             chosen.append(update)
+            carried.update(update.carried)
+            owners |= dict.fromkeys((*equations(update.part), *leaving_branches(update.part)), names[v])
     return chosen, decisions
 
 
@@ -220,8 +223,8 @@ def _with_private(placed: ShardedGraph, chosen: Sequence[Update]) -> Layout:
     renamed |= {
         path: renamed[v.name]
         for v, out in carried(placed)
-        for path, result in zip(placed.results, placed.graph.outs, strict=True)
-        if result is out and v.name in renamed
+        for path in (placed.results[i] for i in uses(placed.graph).results.get(out, ()))
+        if v.name in renamed
     }
     overrides: dict[str, dict[str, Axes]] = {}
     for path, shape in named:

@@ -18,7 +18,7 @@ from ..dims import Dim, Shape, fresh_dim
 from ..ir import Eqn, Graph, Scan, Var, While
 from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
-from .grow import Region, Step
+from .grow import Region, Replaced, Step
 from .pending import ShardedGraph, pending_sums
 from .regions import CannotShardError, Format, UpdateRegion, uses
 
@@ -64,16 +64,19 @@ def carried(placed: ShardedGraph) -> list[tuple[Var, Var]]:
 
 def _in_trees(placed: ShardedGraph, results: Sequence[tuple[str, Var]]) -> dict[Var, Var]:
     """The inputs inside trees, with the results of the same path and type, apart from the path's first name."""
-    arguments = list(dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins))
+    names = dict.fromkeys(v.name.partition("/")[0] for v in placed.graph.ins)
+    position = {argument: i for i, argument in enumerate(names)}
+    by_tail: dict[str, dict[str, Var]] = {}
+    for path, out in results:
+        for tail in dict.fromkeys((path, path.partition("/")[2])):
+            by_tail.setdefault(tail, {})[path] = out
     matches: dict[Var, Var] = {}
     for v in placed.graph.ins:
         argument, _, tail = v.name.partition("/")
         if not v.dims or not tail:
             continue
-        candidates = {
-            path: out for path, out in results if tail in (path, path.partition("/")[2]) and out.type == v.type
-        }
-        by_path = [candidates[path] for path in (v.name, f"{arguments.index(argument)}/{tail}") if path in candidates]
+        candidates = {path: out for path, out in by_tail.get(tail, {}).items() if out.type == v.type}
+        by_path = [candidates[path] for path in (v.name, f"{position[argument]}/{tail}") if path in candidates]
         if by_path or len(candidates) == 1:
             matches[v] = (by_path or list(candidates.values()))[0]
     return matches
@@ -81,7 +84,7 @@ def _in_trees(placed: ShardedGraph, results: Sequence[tuple[str, Var]]) -> dict[
 
 def _why_no_sums(placed: ShardedGraph, out: Var) -> str:
     """The reason why no gradient that is summed over devices reaches this result."""
-    loop = uses(placed.graph)[0].get(out)
+    loop = uses(placed.graph).producers.get(out)
     if loop is not None and isinstance(loop.control, Scan | While):
         body = loop.control.body
         summed = any(pending_sums(placed, body, body.outs[loop.outs.index(out)]).all())
@@ -94,7 +97,7 @@ def find_update(
     placed: ShardedGraph,
     v: Var,
     out: Var,
-    pairs: Sequence[tuple[Var, Var]],
+    replaced: Replaced,
     owners: Mapping[Eqn | Var, str],
     groups: Callable[[Axes], Sequence[Axes]],
     seconds_saved: Callable[[Update], float],
@@ -108,7 +111,7 @@ def find_update(
     axes = _pending_axes(placed, v, out, sums)
 
     def along(form: Format, group: Axes) -> Update:
-        region = Region(Step(placed, form, group, owners), placed.graph, pending_gradient, pairs).grow()
+        region = Region(Step(placed, form, group, owners), placed.graph, pending_gradient, replaced).grow()
         if not region.holds(out):
             raise CannotShardError(region.reason(out) or "its update needs all of its gradient")
         return Update(placed.graph, v, sums, axes, group, form, region.update(), tuple(region.carried))

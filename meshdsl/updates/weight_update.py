@@ -163,7 +163,7 @@ def shard(
     Raises `LayoutError` for an illegal layout, and `NoEffectError` for "sharded" if no update can be sharded, and, if
     `strict`, for `regather` if that changes nothing.
     """
-    hoisted = hoist_casts(cast_rows_in_loops(cast_each_part(graph)) if request.regather else graph, graph.ins)
+    hoisted = hoist_casts(cast_rows_in_loops(cast_each_part(graph)) if request.regather else graph)
     shardings: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)

@@ -101,3 +101,30 @@ def test_softmax_over_the_vocabulary_keeps_its_result_only():
 
     m = check_gradients(f, [Q[:, :, 0], jnp.ones((K, 8))], [("", ""), ("cols:2", "vocab:cols")], names={"w": ". vocab"})
     assert operations(m) == ["call"]
+
+
+def picked(logits, targets):
+    return jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "reads"),
+    [
+        ("log_softmax", lambda x, i: -jnp.mean(picked(jax.nn.log_softmax(x), i)), 0),
+        ("logsumexp", lambda x, i: jnp.mean(jax.nn.logsumexp(x, -1) - picked(x, i)), 0),
+        ("over another axis", lambda x, i: jnp.sum(picked(x, i)) + jnp.sum(jax.nn.softmax(x, 0) ** 2), 1),
+        ("no softmax", lambda x, i: jnp.sum(jnp.sin(picked(x * x, i))), 1),
+    ],
+)
+def test_a_read_of_logits_is_a_sum_without_a_scatter(name, loss, reads):
+    weights, x = (jnp.asarray(RNG.standard_normal(shape), jnp.float32) for shape in ((K, 6), (8, K)))
+    targets = jnp.asarray([0, 5, 2, 2, -1, -6, 3, 1])
+
+    def f(w, x, i):
+        return loss(x @ w, i)
+
+    names = {"x": "batch model", "w": ". vocab"}
+    m = check_gradients(f, [weights, x, targets], [("rows:2 cols:3", "batch:rows; vocab:cols")], names=names)
+    ops = [str(eqn.op) for eqn in md.compile(md.grad(m), "").graph(*m.specs).eqns]
+    assert ops.count("scatter_add") == reads
+    assert [str(eqn.op) for eqn in trace(m, m.specs)[0].eqns].count("take") == reads

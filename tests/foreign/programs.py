@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 HANDWRITTEN = Path(__file__).parents[2] / "benchmarks" / "handwritten"
@@ -32,7 +32,7 @@ class Program(NamedTuple):
 
 
 def _mapped(f: Any, sizes: dict[str, int], ins: Any, outs: Any, check: bool = True) -> Any:
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     return jax.shard_map(f, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=check)
 
 

@@ -52,7 +52,7 @@ def test_a_loop_takes_the_narrow_value_unless_a_loop_inside_reads_the_wide_one(w
     args = md.tensor(np.arange(6, dtype="float32").reshape(2, 3), "row column"), md.tensor(1.005859375)
     step = md.compile(both, "", "")
     graph = step.graph(*args)
-    hoisted = hoist_casts(graph, graph.ins)
+    hoisted = hoist_casts(graph)
     first = [eqn for eqn in hoisted.eqns if str(eqn.op) == "cast"]
     assert len(first) == (0 if wide else 1)
     again = [x.numpy() for x in evaluate(hoisted, args)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,14 @@ def _at_one_start(step: BodyStep, xs: list[Any]) -> Any:
     return along(step, xs[0], changes) if changes else fit(whole(v, xs[0]), *axiswise(v, out))
 
 
-@operation("scatter-add", "scatter-sub", "scatter")
+_SCATTERS: dict[str, Callable[..., md.Tensor]] = {
+    "scatter": md.scatter_set, "scatter-add": md.scatter_add, "scatter-mul": md.scatter_mul,
+    "scatter-max": md.scatter_max, "scatter-min": md.scatter_min,
+    "scatter-sub": lambda x, i, u, over, drop: md.scatter_add(x, i, -u, over, drop=drop),
+}  # fmt: skip
+
+
+@operation(*_SCATTERS)
 def scatter(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     (v, i, u), out, p = step.ins, step.outs[0], step.params
     d, mode = p["dimension_numbers"], str(p["mode"])
@@ -100,8 +108,7 @@ def scatter(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     whole_windows = one and all(
         v.shape[w] == u.shape[k] for k, w in zip(sorted(d.update_window_dims), windows, strict=True)
     )
-    repeated = step.primitive == "scatter" and not (p["unique_indices"] or _is_order(i))
-    if not whole_windows or v.shape[over[0]] == 1 or repeated:
+    if not whole_windows or v.shape[over[0]] == 1:
         return through_local(replay, step, xs)
     x, index, update = whole(v, xs[0]), _index(i, xs[1]), whole(u, xs[2])
     places = [k for k in range(len(u.shape)) if k not in d.update_window_dims]
@@ -117,34 +124,8 @@ def scatter(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     index, update = fit(index, *of_index), fit(update, *of_update)
     if "CLIP" in mode:
         index = md.minimum(md.maximum(index, 0), dim.size - 1)
-    y = _put(step.primitive, x, index, update, dim)
+    y = _SCATTERS[step.primitive](x, index, update, dim, drop=True)
     return fit(y, ([dim], [out.axes[over[0]]]), *axiswise(v, out, skip=over))
-
-
-def _put(name: str, x: md.Tensor, index: md.Tensor, update: md.Tensor, dim: md.Dim) -> md.Tensor:
-    if name == "scatter-add":
-        return md.put_add(x, index, update, dim)
-    if name == "scatter-sub":
-        return md.put_add(x, index, -update, dim)
-    count = md.put_add(md.full(x.dims, 0, dtype="int32"), index, md.full(update.dims, 1, dtype="int32"), dim)
-    kind = "int32" if x.dtype == np.bool_ else x.dtype
-    new = md.put_add(md.full(x.dims, 0, dtype=kind), index, md.cast(update, kind), dim)
-    return md.where(count > 0, md.cast(new, x.dtype), x)
-
-
-def _is_order(i: Value) -> bool:
-    """True for the indices that a sort returns: no two are equal."""
-    maker, seen = i.maker, i
-    while maker is not None and maker.primitive in (
-        "broadcast_in_dim",
-        "reshape",
-        "convert_element_type",
-        "select_n",
-        "transpose",
-    ):
-        seen = maker.ins[-1]
-        maker = seen.maker
-    return maker is not None and maker.primitive == "sort" and seen in maker.outs[1:]
 
 
 @operation("sort")

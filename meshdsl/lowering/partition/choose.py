@@ -80,6 +80,8 @@ class Claims:
     def contested(self) -> list[Conflict]:
         """Every pair of labels that claim the same axis, of complete claims."""
         owners: dict[str, list[str]] = {}
+        if sum(map(bool, self.options.values())) < 2:
+            return []
         for label, options in self.options.items():
             for axis in dict.fromkeys(axis for axes in options for axis in axes):
                 owners.setdefault(axis, []).append(label)

@@ -44,6 +44,8 @@ def claims_of(scope: Scope, eqn: Eqn, labels: Labels, pending: Axes) -> Claims:
 def wanted_axes(scope: Scope, eqn: Eqn, labels: Labels) -> dict[str, Axes]:
     """The axes of each label for results in the shardings in which their only readers take them."""
     found: dict[str, Axes] = {}
+    if scope.setting.wanted.keys().isdisjoint(eqn.outs):
+        return found
     pairs = [*zip(eqn.ins, labels.ins, strict=True), *zip(eqn.outs, labels.outs, strict=True)]
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         for d, axes in scope.setting.wanted[v].split if v in scope.setting.wanted else ():

@@ -22,7 +22,7 @@ from ...ops.reductions import BROADCAST
 from ...ops.reshape import RENAME, RESHAPE
 from ...trace import FULL, number
 from ..blocks import ON_FIRST
-from ..labels import apply, labels_of, vanishing
+from ..labels import apply, labels_of
 from . import placement_ops as views
 from .annotations import Annotation, with_annotations
 from .attention import lower_attention
@@ -43,14 +43,12 @@ def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
         n = len(scope.eqns)
         _lower(scope, eqn)
         scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
-        added = scope.eqns[n:]
-        if _sends(added) or any(v in scope.received for e in added for v in e.ins):
+        if any(_sends(added) or not scope.received.isdisjoint(added.ins) for added in scope.eqns[n:]):
             scope.required_collectives.update(eqn.outs)
 
 
-def _sends(eqns: Sequence[Eqn]) -> bool:
-    inner = [e for eqn in eqns for sub in eqn.graphs().values() for e, _ in walk(sub)]
-    return any(eqn.sends for eqn in (*eqns, *inner))
+def _sends(eqn: Eqn) -> bool:
+    return eqn.sends or any(inner.sends for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
 
 def _as_full(scope: Scope, eqn: Eqn) -> dict[str, Any] | None:
@@ -164,7 +162,7 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
     if moves is not None and choice.assigned.get(moves.out.name):
         lower_index_map(scope, eqn, ins, moves, choice.assigned[moves.out.name], outs[0])
     else:
-        scope.eqns.append(eqn.replace(ins=tuple(ins), outs=tuple(outs)))
+        scope.eqns.append(eqn.on(tuple(ins), tuple(outs)))
     with_annotations(scope.eqns, start, outs[0], choice.annotations)
     for v, names in zip(eqn.outs, choice.labels.outs, strict=True):
         if (None in names.values() or choice.free) and not scope.default_sharding[v].partial:
@@ -222,7 +220,7 @@ def _operand(scope: Scope, choice: _Choice, k: int, v: Var, names: Mapping[str, 
         x = _on_first(scope, x, choice.pending, eqn)
     if op.mask is None:
         return x
-    gone, kept = vanishing(choice.labels), {d.name for v in eqn.outs for d in v.dims}
+    gone, kept = choice.labels.vanishing, {d.name for v in eqn.outs for d in v.dims}
     trimmed = choice.expansion.trimmed(eqn, k) if choice.expansion is not None and choice.expanded else ()
     masked = (d for d in v.dims if not (d.name in trimmed and choice.assigned.get(names[d.name] or "")))
     return scope.masked(x, tuple(d for d in masked if names[d.name] in gone or d.name not in kept), op.mask, eqn)
@@ -231,7 +229,7 @@ def _operand(scope: Scope, choice: _Choice, k: int, v: Var, names: Mapping[str, 
 def _results(scope: Scope, choice: _Choice) -> list[Var]:
     """The results, partial over the axes of labels that vanish, with the reason for the sum that is then pending."""
     eqn, assigned, reduce = choice.eqn, choice.assigned, choice.eqn.operation.reduce
-    summed_labels = vanishing(choice.labels) if choice.expansion is None or choice.expansion.sums else ()
+    summed_labels = choice.labels.vanishing if choice.expansion is None or choice.expansion.sums else ()
     summed = [axis for label in summed_labels for axis in assigned.get(label, ())]
     outs: list[Var] = []
     for v, names in zip(eqn.outs, choice.labels.outs, strict=True):

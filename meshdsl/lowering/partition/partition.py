@@ -47,17 +47,18 @@ def partition(
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     requested, layout = layout, layout.on(mesh)  # without invalid rules, to find conflicts among the others too
+    shards = [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]
     setting = Setting(
         mesh,
         layout,
         graph.known_dim_names,
-        extents_of(mesh, layout, [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]),
+        extents_of(mesh, layout, shards),
         preferences(graph),
         problems,
         whole_dims(graph),
         counted_dims(graph),
-        annotated_splits(graph, layout.rules),
-        wanted_shardings(graph, mesh, layout, results or ()),
+        annotated_splits(graph, layout.rules) if shards else {},
+        wanted_shardings(graph, mesh, layout, results or ()) if shards or layout.overrides else {},
         seconds=seconds,
     )
     scope = Scope(setting, graph)

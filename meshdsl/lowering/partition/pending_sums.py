@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ...control import KEEP
-from ...ir import Eqn, Graph, Linear, Reduce, Var, readers_of
+from ...ir import Eqn, Graph, Linear, Reduce, Var
 from ...ops.dtypes import CAST
 from ...ops.elementwise import ADD, SUBTRACT
 from ...ops.linear import is_linear
@@ -67,7 +67,7 @@ class PendingSums:
         self.bounds = magnitudes(graph)
         self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
         self.constants = constant_values(graph)  # each device computes its own part of these, in any sharding
-        self.users = readers_of(graph)
+        self.users = graph.readers
         for eqn in graph.eqns:
             value = self._number(eqn)
             if value is not None:

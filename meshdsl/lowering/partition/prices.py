@@ -17,7 +17,7 @@ from ...layouts import Sharding
 from ...layouts.sharding import Axes
 from ...ops.contraction import EINSUM
 from ..collectives import AllReduce
-from ..labels import apply, labels_of, vanishing
+from ..labels import apply, labels_of
 from .choose import Claims, choose
 from .demand import Demand
 from .planner import Reshard, picoseconds
@@ -31,7 +31,7 @@ def results_price(setting: Setting, eqn: Eqn, labels: Labels, assigned: Assigned
 
     For a result whose only reader takes it in a known sharding, that of bringing it there.
     """
-    axes = tuple(axis for label in vanishing(labels) for axis in assigned.get(label, ()))
+    axes = tuple(axis for label in labels.vanishing for axis in assigned.get(label, ()))
     n, total = setting.mesh.count(axes), 0.0
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if v in setting.wanted:

@@ -15,7 +15,7 @@ from ...ir import Eqn, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ...ops.linear import together
-from ..labels import labels_of, vanishing
+from ..labels import labels_of
 from .pending_sums import ADDITIONS, PendingSums, SumRegion, ignores
 
 AxisSet = frozenset[str]
@@ -163,7 +163,7 @@ class ReductionCut:
         if eqn.operation.reduce is not Reduce.SUM or eqn.control is not None:
             return NONE
         labels = labels_of(eqn)
-        gone = set(vanishing(labels))
+        gone = set(labels.vanishing)
         given = zip(eqn.ins, labels.ins, strict=True)
         summed = tuple(d for v, names in given for d in v.dims if names.get(d.name) in gone)
         kept = tuple(d for v in eqn.outs for d in v.dims)  # their axes split the result, so the sum is whole over them
