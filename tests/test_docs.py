@@ -45,6 +45,7 @@ def test_docs_links_and_paths_exist(page: Path):
     assert not missing, f"{page.name} points to what is not there: {', '.join(missing)}"
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docs_page(page: Path, tmp_path: Path):
     missed = unchecked(page.read_text(encoding="utf-8"))

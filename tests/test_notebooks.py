@@ -33,6 +33,7 @@ def without_figures(text: str) -> list[str]:
     return sorted(" ".join(line.split()) for line in plain.splitlines())
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=[pytest.mark.slow] * path.stem.startswith("5_"), id=path.stem) for path in NOTEBOOKS],

@@ -36,7 +36,7 @@ def test_compiled_functions_under_jit_and_grad(layout: str) -> None:
         return jnp.exp(step(md.tensor(x, "batch io"), md.tensor(w, "io hidden")).array)
 
     value, grads = jax.jit(jax.value_and_grad(wrapped, argnums=(0, 1)))(X, W)
-    wanted, slopes = jax.value_and_grad(lambda x, w: jnp.exp(plain(x, w)), argnums=(0, 1))(X, W)
+    wanted, slopes = jax.jit(jax.value_and_grad(lambda x, w: jnp.exp(plain(x, w)), argnums=(0, 1)))(X, W)
     np.testing.assert_allclose(value, wanted, rtol=1e-12)
     for a, b in zip(grads, slopes, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-15)

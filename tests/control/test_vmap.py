@@ -111,6 +111,7 @@ def test_vmap_of_random_programs_is_the_loop(seeds: range) -> None:
     ],
     ids=["normal", "bits", "permutation", "keys"],
 )  # fmt: skip
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_random_numbers_of_many_keys_are_those_of_jax_vmap(draws: Any) -> None:
     ours, theirs = draws
     keys, wanted = md.random.split(md.random.key(7), md.Dim("k", 3)), jax.random.split(jax.random.key(7), 3)
@@ -153,6 +154,7 @@ def dense(x: md.Tensor) -> md.Tensor:
     return md.layers(lambda h: h * md.param("scale", "hidden:4", init=md.init.ones()), h, over="layer:2")
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_an_ensemble_inside_a_model_has_its_own_parameters() -> None:
     x = md.tensor(np.arange(6.0, dtype=np.float32).reshape(2, 3), "batch io")
     one, many = md.model(dense), md.model(lambda x: md.vmap(dense, over="member:3")(x))

@@ -22,6 +22,7 @@ TWINS = [0.0, -0.0, 0, False, 1, 1.0, True, 1 + 0j, np.float32(0), np.float64(0)
 TWINS += [complex(0.0, -0.0), complex(0.0, 0.0), float("nan"), -float("nan"), np.zeros(1), np.zeros(1, "f4"), "0", None]
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_a_constant_keeps_its_bits_in_every_place(dtype: str) -> None:
     wrong = [problem for problem in check(dtype, ["a:p; b:q"], most=2, at_once=["pad"]) if problem]
@@ -41,6 +42,7 @@ def test_dims_of_a_tensor_have_the_key_of_their_tuple() -> None:
     assert exact(dims) == exact(tuple(dims)) and hash(exact((dims,))) == hash(exact((tuple(dims),)))
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_static_arguments_share_a_program_if_their_bits_are_equal() -> None:
     traced: list[Any] = []
 
@@ -70,6 +72,7 @@ def test_sums_over_a_loop_keep_the_sign_of_zero() -> None:
         assert [x.tobytes() for x in got] == [x.numpy().tobytes() for x in wanted]
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_a_number_beyond_the_range_of_its_dtype_is_infinite() -> None:  # and NumPy warns of nothing
     def f(x: Any) -> Any:
         return [md.sum(x, "b") * 1e6, md.pad(x, "a", 0, 1, -1e6), md.cast(md.full("a:2", 1e6, x.dtype), "float32")]

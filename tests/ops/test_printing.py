@@ -71,6 +71,7 @@ def test_shards_are_labelled_and_copies_printed_once(capsys: pytest.CaptureFixtu
     assert printed(capsys, lambda: pending(X).stored) == ["sum: float32[b=2] [ 9. 12.]"]
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_gradients_print_the_forward_values_once(capsys: pytest.CaptureFixture[str]) -> None:
     eager = printed(capsys, lambda: md.grad(everything)(X).stored)
     compiled = printed(capsys, lambda: md.compile(md.grad(everything), "x:2", "")(X).stored)

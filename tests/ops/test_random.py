@@ -74,8 +74,7 @@ def test_floats(dtype: str) -> None:
     same(md.random.gumbel(KEY, text, dtype), jax.random.gumbel(THEIRS, n, dtype))
 
 
-@pytest.mark.usefixtures("optimized")
-@pytest.mark.usefixtures("at_once_in_jax")
+@pytest.mark.usefixtures("optimized", "at_once_in_jax")
 def test_truncated_normal() -> None:
     jax.clear_caches()  # scalars are computed on the way, which other tests compile without optimizations
     for dtype in ("float32", "bfloat16"):

@@ -99,6 +99,7 @@ def agree(name: str, ours: Any, x: np.ndarray) -> None:
     np.testing.assert_allclose(got, want, rtol=rounding, atol=1e-30, err_msg=name)
 
 
+@pytest.mark.usefixtures("at_once_in_jax")
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reductions_are_jnps_under_every_layout(dtype: str, size: int) -> None:

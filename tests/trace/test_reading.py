@@ -14,6 +14,7 @@ import meshdsl as md
 
 @pytest.mark.parametrize("n", [6, 5])
 @pytest.mark.parametrize("layout", ["a:p", ""])
+@pytest.mark.usefixtures("at_once_in_jax")
 def test_an_empty_result_with_a_split_dim_is_read(n: int, layout: str) -> None:
     x = md.tensor(np.ones((n, 3), "f4"), "a b")
     y = md.compile(lambda x: md.slice(x, "b", 3, 0) + 1, "p:2", layout)(x)
