@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.running import here
 
-FILE = '''
+FILE = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec as P
 
@@ -24,7 +24,7 @@ summed = mapped(lambda x: jax.lax.psum(jnp.sum(x * x), "rows"))
 whole = lambda x: jnp.mean(x * x)
 right_args = wrong_args = summed_args = (jax.ShapeDtypeStruct((8, 4), "float32"),)
 several = 3
-'''
+"""
 
 
 @pytest.fixture
