@@ -65,7 +65,7 @@ def predictions(points: Sequence[dict[str, Any]]) -> str:
     left, right = 70, 620
     entries = [(f"held-{i}", f"{name}, {sum(p['source'] == name for p in points)}") for i, name in enumerate(sources)]
     legend_svg, top = legend(entries, left, 2, right - left)
-    top, bottom = top + 8, top + 8 + right - left
+    top, bottom = top + 20, top + 20 + right - left
     x, y = logarithmic(low, high, left, right), logarithmic(low, high, bottom, top)
     drawn = [
         legend_svg,

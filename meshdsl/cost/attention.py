@@ -17,6 +17,7 @@ from ..ops.attention.kernels import BLOCKWISE, AttentionKernel, Case
 from ..ops.attention.records import ATTENTION_GRAD
 from ..ops.attention.spec import wide_dtype
 from ..ops.attention.turns import ATTENTION_TURN_GRAD
+from ..ops.dtypes import CAST
 from ..targets import Target
 from ..targets.kernel_choice import case_of, choose, is_attention
 from .scores import names
@@ -86,7 +87,7 @@ def _score_dims(program: Program) -> frozenset[frozenset[str]]:
         if eqn.op.product is Product.MATMUL and len(eqn.ins) == 2:
             if frozenset.intersection(*map(names, (*eqn.ins, out))):  # batched: queries by keys, not rows by weights
                 products.add(names(out))
-        elif eqn.op.transcendental:
+        elif eqn.op.transcendental or (eqn.op is CAST and eqn.ins[0] in exponentials):  # sums are in float32
             exponentials.add(out)
         elif eqn.op.fuses is Fuses.REDUCE:
             softmax.update(names(v) for v in eqn.ins if v in exponentials)

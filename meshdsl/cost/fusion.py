@@ -162,9 +162,9 @@ class _Fusion:
         if not self.fits_kernel(eqn, v):
             return
         readers = self.readers[v]
-        chain = self.chain(eqn, v)
-        reader = readers[0] if len(readers) == 1 else None
         roots = self.reads(eqn)
+        chain = self.chain(eqn, v, roots)
+        reader = readers[0] if len(readers) == 1 else None
         if chain.reduces:
             if reader is not None and self.finishes(reader, v):
                 self.ending.add(reader)
@@ -174,7 +174,8 @@ class _Fusion:
                 return
         if chain.smallest not in (None, v) and (chain.reduces or reader is None):
             self.cut(chain)
-            chain, roots = self.chain(eqn, v), self.reads(eqn)
+            roots = self.reads(eqn)
+            chain = self.chain(eqn, v, roots)
         if reader is not None or self.cheap(v, roots) or self.for_products(v, readers):
             self.roots[v], self.chains[v] = roots, chain
 
@@ -215,8 +216,8 @@ class _Fusion:
         """True if an equation is elementwise and can run in the kernel that makes its operand `v`."""
         return kind(eqn) is Fuses.MAP and eqn not in self.ending and self.size(eqn.outs[0]) == self.size(v)
 
-    def chain(self, eqn: Eqn, v: Var) -> _Chain:
-        """The chain of equations of the same size that makes a value inside one kernel."""
+    def chain(self, eqn: Eqn, v: Var, roots: Reads) -> _Chain:
+        """The chain of equations of the same size that makes a value, from what they read, inside one kernel."""
         operands = [self.holder(x) for x in eqn.ins if self.size(x) == self.size(v)]
         before = [self.chains[x] for x in operands if x in self.chains and len(self.readers[x]) == 1]
         before.sort(key=lambda chain: not chain.reduces)
@@ -226,7 +227,7 @@ class _Fusion:
             (first, *_) = before
         if first.smallest is not None and self.bytes(first.smallest) < self.bytes(v):
             return _Chain(first.smallest, (*first.after, (eqn, v)), first.reduces)
-        cheap = not first.reduces and self.cheap(v, self.reads(eqn))
+        cheap = not first.reduces and self.cheap(v, roots)
         return _Chain(None, (), False) if cheap else _Chain(v, ((eqn, v),), first.reduces)
 
     def cut(self, chain: _Chain) -> None:
@@ -234,7 +235,8 @@ class _Fusion:
         (_, v), *after = chain.after
         del self.roots[v], self.chains[v]
         for eqn, v in after[:-1]:
-            self.roots[v], self.chains[v] = self.reads(eqn), self.chain(eqn, v)
+            roots = self.reads(eqn)
+            self.roots[v], self.chains[v] = roots, self.chain(eqn, v, roots)
 
     def reads(self, eqn: Eqn) -> Reads:
         """The bytes that an equation reads from memory, directly or through values that its kernel computes."""

@@ -19,14 +19,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..ir import Op, Product
+from ..ir import Fuses, Op, Product
 from ..lowering import Program
+from ..ops.dtypes import CAST, CAST_PARTS
 from .attention import PLAIN
 from .fusion import Kernel
 from .kernel_form import form_of, work_of
 from .ledger import Ledger, Line
 from .machine import Machine
 from .profile import Coverage
+from .scores import kind
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,17 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
     total = sum(alone)
     weights = tuple(t / total for t in alone) if total else tuple(1 / len(lines) for _ in lines)
     least = max(full, vector, total_bytes / machine.hbm_bandwidth)
-    host = machine.operation * sum(line.kind != "move" for line in lines)
+    host = machine.operation * sum(line.kind != "move" and not _converts_sum(line, lines) for line in lines)
     peak = next((line.dtype.name for line in lines if line.kind in ("matmul", "conv")), "")
     return Roofline(products, vector, memory, machine.launch, least, weights, host, peak)
+
+
+def _converts_sum(line: Line, lines: Sequence[Line]) -> bool:
+    """True for a cast of what a reduction of the kernel reads or makes: libraries convert inside the reduction."""
+    sums = [each.eqn for each in lines if kind(each.eqn) is Fuses.REDUCE]
+    (x, *_), (y, *_) = line.eqn.ins or (None,), line.eqn.outs
+    beside = any(y in eqn.ins or x in eqn.outs for eqn in sums)
+    return line.eqn.op is CAST_PARTS or (line.eqn.op is CAST and beside)
 
 
 def is_fused(lines: Sequence[Line], machine: Machine) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..ir import Eqn, Fuses, Op, Product, Var
+from ..ir import Eqn, Fuses, Op, Product, Var, learn
 from ..lowering import Program
 from ..ops.dtypes import CAST
 from ..ops.joining import INDEX, STACK
@@ -18,6 +18,12 @@ def kind(eqn: Eqn) -> Fuses:
 
     A stack of one row is a view of it, and the other way round.
     """
+    if "kind" not in eqn.__dict__:  # the cost model asks hundreds of times
+        learn(eqn, "kind", _kind(eqn))
+    return eqn.__dict__["kind"]
+
+
+def _kind(eqn: Eqn) -> Fuses:
     if (eqn.op is STACK and len(eqn.ins) == 1) or (eqn.op is INDEX and eqn.params["dim"].size == 1):
         return Fuses.VIEW
     if isinstance(eqn.op, Op):

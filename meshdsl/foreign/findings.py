@@ -43,7 +43,8 @@ class Finding:
     def __str__(self) -> str:
         since = "" if self.since is None else f", since {_called(self.since_lines, self.where)}"
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.where}{_callers(self.lines)} {self.primitive}: {self.what}{since}{fix}"
+        name = self.primitive.removesuffix("_invariant")  # JAX's name of a psum under check_vma=True
+        return f"{self.where}{_callers(self.lines)} {name}: {self.what}{since}{fix}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

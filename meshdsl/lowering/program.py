@@ -68,6 +68,10 @@ class Program(Graph):
     def _blocks(self) -> dict[Var, Block]:
         return {}  # the cost model and the simulator ask for every value's block several times
 
+    @cached_property
+    def _bytes(self) -> dict[Var, int]:
+        return {}  # the cost model asks for them hundreds of times
+
     def show(self, var: Var) -> str:
         """A value's dtype, local sizes, and the axes that split each dim."""
         sizes = self.local_shape(var)
@@ -162,7 +166,9 @@ class Program(Graph):
 
     def local_bytes(self, var: Var) -> int:
         """The stored bytes of a value on one device."""
-        return math.prod(self.local_shape(var)) * var.dtype.itemsize
+        if var not in self._bytes:
+            self._bytes[var] = math.prod(self.local_shape(var)) * var.dtype.itemsize
+        return self._bytes[var]
 
     @property
     def collectives(self) -> tuple[CollectiveRecord, ...]:

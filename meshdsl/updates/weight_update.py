@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ..cost.machine import Machine
@@ -163,7 +164,7 @@ def shard(
     Raises `LayoutError` for an illegal layout, and `NoEffectError` for "sharded" if no update can be sharded, and, if
     `strict`, for `regather` if that changes nothing.
     """
-    hoisted = hoist_casts(cast_rows_in_loops(cast_each_part(graph)) if request.regather else graph)
+    hoisted = _prepared(graph, request.regather)
     shardings: dict[Var, Sharding] = {}
     program = partition(hoisted, mesh, layout, results, shardings)
     placed = ShardedGraph(hoisted, results, shardings, mesh, program.extents, layout, request.regather)
@@ -194,6 +195,12 @@ def shard(
         return step_seconds(bucketed, machine, choice.refined)
 
     return min(*choices, whole, key=seconds)
+
+
+@lru_cache(maxsize=8)
+def _prepared(graph: Graph, regather: bool) -> Graph:
+    """The graph whose updates are found, with casts where weights are sent; the same for every layout."""
+    return hoist_casts(cast_rows_in_loops(cast_each_part(graph)) if regather else graph)
 
 
 def _with_regather(made: ShardedUpdates, placed: ShardedGraph, request: WeightUpdate, strict: bool) -> ShardedUpdates:

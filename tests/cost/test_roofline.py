@@ -10,6 +10,7 @@ import meshdsl as md
 from meshdsl.cost.attention import PLAIN
 from meshdsl.cost.ledger import ledger
 from meshdsl.cost.network import Network, NetworkTier
+from meshdsl.cost.roofline import roofline
 from meshdsl.cost.timeline import Timeline, timeline
 from meshdsl.models.transformer import lm
 from tests.cost.test_timeline import PRODUCTS_ONLY, US, checked
@@ -103,3 +104,16 @@ def test_independent_collectives_share_a_launch_up_to_the_limit(combine: float) 
         assert [record.kind for record in program.collectives] == ["all_reduce"] * 4
         found = checked(timeline(ledger(program), on))
         assert found.communication == pytest.approx(expected, abs=1e-3), f.__name__
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_casts_of_a_reduction_change_neither_launches_nor_scores(dtype: str):
+    def attend(q: md.Tensor, k: md.Tensor) -> md.Tensor:
+        return md.softmax(md.einsum(q, k, out="batch query key"), "key")
+
+    specs = md.spec("batch:8 query:64 head:4", dtype), md.spec("batch:8 key:64 head:4", dtype)
+    report = md.compile(attend, "").cost(*specs, machine="a100-dgx:eager,triton")
+    assert sum(line.score_bytes > 0 for line in report.ledger.lines) >= 3
+    summed = md.compile(lambda x: md.sum(x, "io"), "").cost(md.spec("batch:8 io:64", dtype), machine="a100-dgx:eager")
+    (step,) = {line.step for line in summed.ledger.lines}
+    assert roofline(summed.ledger.of(step), summed.machine).host == summed.machine.operation

@@ -10,12 +10,21 @@ larger, or if the other operand of a product is sharded over the same axes and s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 from ...ir import Eqn, Graph, Scan, Var
 from .pending_sums import Body, PendingSums, SumRegion
 from .reduction_cut import AxisSet, CutSetting, ReductionCut
 
 NONE: AxisSet = frozenset()
+
+
+@lru_cache(maxsize=128)
+def _sums(
+    graph: Graph, body: Body | None, zero: tuple[Var, ...], pending: tuple[tuple[Var, tuple[str, ...]], ...]
+) -> PendingSums:
+    """The same facts for every layout."""
+    return PendingSums(graph, body, zero, dict(pending))
 
 
 class Demand:
@@ -33,7 +42,7 @@ class Demand:
         pending: Mapping[Var, Sequence[str]] | None = None,
         inner: dict[object, Demand] | None = None,
     ):
-        self.sums = PendingSums(graph, body, zero, pending)
+        self.sums = _sums(graph, body, tuple(zero), tuple((v, tuple(axes)) for v, axes in (pending or {}).items()))
         self._inner: dict[object, Demand] = {} if inner is None else inner  # of all bodies, shared by their demands
         self._cuts: dict[object, ReductionCut] = {}
         self._bodies: dict[Eqn, Demand] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from ...errors import Where
 from ...ir import Graph, Var, cse, dce, verify, walk
@@ -94,7 +95,8 @@ def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]])
     return Extents({dim: mesh.count(tuple(cut)) for dim, cut in axes.items()}, least)
 
 
-def preferences(graph: Graph) -> dict[Var, tuple[str, ...]]:
+@lru_cache(maxsize=16)
+def preferences(graph: Graph) -> Mapping[Var, tuple[str, ...]]:
     """For each value, the dims that win conflicts, from its `md.prefer` or from that of an elementwise result of it."""
     names_of: dict[Var, tuple[str, ...]] = {}
     for eqn, _ in walk(graph):

@@ -7,6 +7,7 @@ whole, it is not split as the layout says: the readers would gather it again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from ...ir import Eqn, Fuses, Graph, Op, Reduce, Scan, Var
 from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
@@ -17,6 +18,7 @@ WholeDims = dict[Var, frozenset[str]]
 NONE: frozenset[str] = frozenset()
 
 
+@lru_cache(maxsize=16)
 def whole_dims(graph: Graph) -> Mapping[Var, frozenset[str]]:
     """For values of a graph and of its loops, the dims that all their readers need whole; others are absent.
 
