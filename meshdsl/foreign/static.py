@@ -296,21 +296,29 @@ class Static:
     def scale(self, eqn: Any, ins: list[Followed], source: Any) -> float | None:
         """The scale of a result, from those of its operands."""
         name, scales = eqn.primitive.name, [s.scale for s in ins if s.scale is not None]
-        if len(scales) < len(ins) or all(scale == 1.0 for scale in scales):
-            return None if len(scales) < len(ins) else 1.0
+        if len(scales) < len(ins):
+            return None
+        if all(scale == 1.0 for scale in scales):
+            return 1.0
         if name in PRODUCTS:
             return scales[0] * scales[1]
         if name == "div":
             return scales[0] / scales[1]
         if name in ("integer_pow", "square"):
             return scales[0] ** eqn.params.get("y", 2)
-        if name in JOINT:
-            used = {scale for s, scale in zip(ins, scales, strict=True) if not s.zero}
-            return used.pop() if len(used) == 1 else None
         if name in _LINEAR or name == "reduce_max":
             return scales[0]
-        if len(ins) == 1 and not ins[0].assumed and eqn.outvars[0].aval.dtype.kind == "f":
-            self.wrong(eqn, source, f"an operand is {scales[0]:g} times what one device computes", (), ins[0])
+        used = sorted({scale for s, scale in zip(ins, scales, strict=True) if not s.zero})
+        if name in JOINT and len(used) == 1:
+            return used[0]
+        # an index may count what one device has, and a choice may be between values of other scales
+        if eqn.outvars[0].aval.dtype.kind == "f" and not any(s.assumed for s in ins):
+            worst = max(ins, key=lambda s: abs((s.scale or 1.0) - 1.0))
+            shown = " and ".join(f"{scale:g}" for scale in used)
+            if name in JOINT - {"select_n"}:
+                self.wrong(eqn, source, f"adds values that are {shown} times what one device computes", (), worst)
+            elif len(ins) == 1:
+                self.wrong(eqn, source, f"an operand is {shown} times what one device computes", (), worst)
         return None
 
 

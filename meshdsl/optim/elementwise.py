@@ -53,18 +53,20 @@ def check_elementwise(
     kinds.update((v, _kind(v, Kind.ARRAY)) for v in jaxpr.constvars)
     for eqn in jaxpr.eqns:
         traceback = called_at or eqn.source_info.traceback  # JAX may have traced the inner jaxpr for an earlier caller
-        bodies = jax_functions.inner(eqn)
         ins = [Kind.NUMBER if isinstance(v, Literal) else kinds[v] for v in eqn.invars]
-        if eqn.primitive.name in jax_functions.CALLS and bodies:
-            outs = check_elementwise(bodies[0], refusal, traceback, ins)
-        elif Kind.ARRAY not in ins and not bodies and _is_elementwise(eqn):
-            outs = [Kind.TENSOR if Kind.TENSOR in ins else Kind.NUMBER]
-        elif Kind.TENSOR not in ins and not eqn.effects and _elements(eqn) <= MOST_NUMBERS:
-            outs = [_kind(v, Kind.ARRAY) for v in eqn.outvars]
-        else:
-            raise refusal(_what(eqn, ins), *_source(traceback))
-        kinds.update(zip(eqn.outvars, outs, strict=True))
+        kinds.update(zip(eqn.outvars, _kinds_of_results(eqn, ins, refusal, traceback), strict=True))
     return [Kind.NUMBER if isinstance(v, Literal) else kinds[v] for v in jaxpr.outvars]
+
+
+def _kinds_of_results(eqn: Any, ins: Sequence[Kind], refusal: Refusal, traceback: Any) -> list[Kind]:
+    bodies = jax_functions.inner(eqn)
+    if eqn.primitive.name in jax_functions.CALLS and bodies:
+        return check_elementwise(bodies[0], refusal, traceback, ins)
+    if Kind.ARRAY not in ins and not bodies and _is_elementwise(eqn):
+        return [Kind.TENSOR if Kind.TENSOR in ins else Kind.NUMBER]
+    if Kind.TENSOR not in ins and not eqn.effects and _elements(eqn) <= MOST_NUMBERS:
+        return [_kind(v, Kind.ARRAY) for v in eqn.outvars]
+    raise refusal(_what(eqn, ins), *_source(traceback))
 
 
 def _what(eqn: Any, kinds: Sequence[Kind]) -> str:

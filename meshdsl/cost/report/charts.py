@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors.tables import cut, line_of
@@ -227,17 +227,22 @@ def lanes(report: Report, longest: float) -> str:
         name, contents = labels[lane]
         elements += [text(left - 10, y + 11, name, anchor="end", cls="label")]
         elements += [text(left - 10, y + 26, contents, anchor="end", cls="tick")] if contents else []
-        for event in held:
-            x, bar_width = scale(event.start), scale(event.seconds) - scale(0)
-            if bar_width < 0.3:
-                continue
-            cls = f"part-{_part(event)}" if event.lines else "forward"
-            backward = ", backward" if any(line.backward for line in event.lines) else ""
-            tip = f"{event.name}, {seconds(event.seconds)}{backward}, {event.where}"
-            elements.append(element("rect", tip=tip, x=x, y=y, width=bar_width, height=28, cls=cls))
-            if event.lines and bar_width > label_width([event.name]) + 6:
-                elements.append(text(x + bar_width / 2, y + 18, event.name, anchor="middle", cls="inside"))
+        elements += _drawn(held, scale, y)
     return picture(WIDTH, bottom + 24, "timeline of a step by lane", *elements)
+
+
+def _drawn(events: Sequence[Event], scale: Scale, y: float) -> Iterator[str]:
+    """The events of a lane as bars, with their names where there is room."""
+    for event in events:
+        x, bar_width = scale(event.start), scale(event.seconds) - scale(0)
+        if bar_width < 0.3:
+            continue
+        cls = f"part-{_part(event)}" if event.lines else "forward"
+        backward = ", backward" if any(line.backward for line in event.lines) else ""
+        tip = f"{event.name}, {seconds(event.seconds)}{backward}, {event.where}"
+        yield element("rect", tip=tip, x=x, y=y, width=bar_width, height=28, cls=cls)
+        if event.lines and bar_width > label_width([event.name]) + 6:
+            yield text(x + bar_width / 2, y + 18, event.name, anchor="middle", cls="inside")
 
 
 def _part(event: Event) -> int:
