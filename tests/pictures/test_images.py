@@ -19,7 +19,9 @@ def module() -> Any:
     spec = importlib.util.spec_from_file_location("pictures_of_docs", ROOT / "docs/_ext/pictures.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs/_ext")  # it imports the module beside it
+        spec.loader.exec_module(loaded)
     return loaded
 
 
