@@ -110,7 +110,13 @@ CASES = {
         preset(128, 36),
         128,
         "tpu-v3",
-        {"mesh": "x:32 y:4", "layout": "expert:x,y vocab:y batch:x,y group:x,y", "overlap": "skew", **SHARDED},
+        {
+            "mesh": "x:32 y:4",
+            "layout": "expert:x,y vocab:y batch:x,y group:x,y",
+            "remat": "none",
+            "overlap": "skew",
+            **SHARDED,
+        },
     ),
     "deepseek": Case(
         deepseek_v3,
