@@ -146,9 +146,13 @@ class _Case:
         if wrong and twin.guessed:
             self.followed("a permutation in it is written for this mesh, so there is no run on one device")
             return
-        self.findings += search.findings(wrong)
         if not wrong:
             self.on_another_mesh(one, twin, arrays, wanted)
+            return
+        pairs = zip(self.traced.results, results, strict=True)
+        shown = ", ".join([name for name, value in pairs if value in wrong] or ["blocks that out_specs calls equal"])
+        self.notes.append(f"what differs from one device: {shown}")
+        self.findings += search.findings(wrong) or [Finding(f"{shown} is not what one device computes", (), "result")]
 
     def compared(
         self, one: TracedStep, run: Run, twin: Run, arrays: Sequence[Any], results: list[Blocks], wanted: list[Blocks]

@@ -243,6 +243,12 @@ def test_what_is_wrong_on_every_mesh_is_found_by_a_reference() -> None:
     assert not report.ok
 
 
+def test_a_wrong_result_is_a_finding_even_where_no_step_made_it() -> None:
+    step = mapped(lambda x: x * 1, ROWS, ROWS)
+    report = md.verify_jax(lambda x: (x, step(x)), X, reference=lambda x: (2 * x, x * 1))
+    assert not report.ok and report.findings and report.notes == ("what differs from one device: 0",), report
+
+
 def test_a_result_that_is_right_on_this_mesh_alone_is_noted() -> None:
     def neighbours(x: Any) -> Any:
         n = lax.axis_size("rows")
