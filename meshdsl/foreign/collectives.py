@@ -36,8 +36,8 @@ SUMS = {"psum", "psum_invariant", "reduce_scatter"}
 
 def called(eqn: Any) -> Any:
     """The jaxpr that an equation only calls; None for an equation that does something."""
-    bodies, name = jax_functions.inner(eqn), eqn.primitive.name
-    return bodies[0] if bodies and (name in _CALLS or name.startswith("custom_")) else None
+    bodies = jax_functions.inner(eqn)
+    return bodies[0] if bodies and eqn.primitive.name in _CALLS else None
 
 
 def axes_of(eqn: Any) -> tuple[str, ...]:

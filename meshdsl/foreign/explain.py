@@ -24,8 +24,11 @@ ROTATED = 16  # axes of at most so many devices are tried in every cyclic order
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a value lies over the mesh: for each mesh axis `replicated`, the number of the axis that it splits, `partial`
-    (the value is the sum over devices) or `extreme` (their maximum); and its scale: times what one device computes."""
+    """The sharding that explains a value, and its scale: times what one device computes.
+
+    `over` has for each mesh axis `replicated`, the number of the axis that it splits, `partial` (the value is the sum
+    over devices) or `extreme` (their maximum).
+    """
 
     over: dict[str, str | int]
     scale: float = 1.0

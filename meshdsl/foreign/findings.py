@@ -59,7 +59,7 @@ def _called(lines: Sequence[Where], beside: Where) -> str:
 
 
 def _callers(lines: Sequence[Where]) -> str:
-    """Where a line's function was called, if that is in the same file: elsewhere a caller is of no help."""
+    """The line that called the function, as text; empty if the call is in another file."""
     others = [line for line in lines[1:2] if line.file == lines[0].file and line != lines[0]]
     return f" (called at line {others[0].line})" if others else ""
 

@@ -1,4 +1,4 @@
-"""What `md.verify_jax` found, for people and as plain values."""
+"""The result of `md.verify_jax`, as text and as plain values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from .price import Sent
 
 @dataclass(frozen=True)
 class JaxReport:
-    """Whether a sharded JAX program computes what one device computes, and what it sends; `print` shows both.
+    """The result of `md.verify_jax`: where a program differs from one device, and what each device sends.
 
-    `findings` are the places where it does not, the likeliest cause first; `undecided` the results that nothing
+    `print` shows both.
+
+    `findings` are the places where it differs, the likeliest cause first; `undecided` the results that nothing
     decides, with the reason: they are never called right. `collectives` are what each device sends,
     `constraints` the shardings that the program asks for under `jax.jit`, `results` the paths of the function's
     results, `mesh` its axes, and `notes` what else is worth knowing.

@@ -2,7 +2,7 @@
 
 For each mesh axis a value is replicated, split along one of its axes, a partial sum or maximum, or unknown;
 `jax_functions.table` says what a primitive does with the axes of its operands. Where no rule decides, the value is
-unknown, and so is what comes of it: it is never called wrong, and never right.
+unknown, and so are the values computed from it: they are called neither right nor wrong.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -38,7 +38,7 @@ _MASKS = {"mul", "eq", "ne", "lt", "gt", "le", "ge", "select_n", "sign"}
 
 @dataclass(frozen=True)
 class Followed:
-    """How a value lies over each mesh axis; one that is not named is replicated.
+    """The sharding of a value along each mesh axis; along an axis that is not named, it is replicated.
 
     `scale`: times what one device computes, None if unknown. `zero`: made of zeros alone. `assumed`: something behind
     it is not decided, and is taken to be right to go on. `source`: the equation that made it partial, or scaled it.
@@ -64,7 +64,7 @@ class Followed:
 
     @property
     def what(self) -> tuple[Any, ...]:
-        """What makes two states equal."""
+        """The fields in which two states are compared."""
         over = {a: how for a, how in self.over.items() if how != REPLICATED}
         return over, self.scale, self.zero, self.assumed
 
@@ -259,7 +259,7 @@ class Static:
         return Followed(over, scale, state.zero, assumed, made, state.names)
 
     def along(self, eqn: Any, axis: str, ins: list[Followed], source: Any) -> str | int:
-        """How the result of an equation lies over one mesh axis."""
+        """The state of an equation's result along one mesh axis."""
         name, hows = eqn.primitive.name, [s.along(axis) for s in ins]
         if UNKNOWN in hows or all(how == REPLICATED for how in hows):
             return UNKNOWN if UNKNOWN in hows else REPLICATED
@@ -276,7 +276,7 @@ class Static:
         return results.pop() if len(results) == 1 else UNKNOWN
 
     def partial(self, eqn: Any, axis: str, i: int, ins: list[Followed], source: Any) -> str | int:
-        """What an equation makes of an operand that is partial: partial still, or wrong."""
+        """The state of the result when an operand is partial; a finding if the equation needs the complete sum."""
         name, how = eqn.primitive.name, ins[i].along(axis)
         others = [(k, s) for k, s in enumerate(ins) if k != i]
         alone = all(s.along(axis) == REPLICATED for _, s in others)
@@ -323,7 +323,7 @@ class Static:
 
 
 def _moved(eqn: Any, how: str | int) -> str | int:
-    """How a value lies over an axis after a collective over it."""
+    """The state of a value along a mesh axis after a collective over this axis."""
     p, kind = eqn.params, KINDS[eqn.primitive.name]
     if how == UNKNOWN or (not p.get("tiled", True) and kind != "all_to_all"):
         return UNKNOWN

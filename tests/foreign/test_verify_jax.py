@@ -108,6 +108,11 @@ def of_bfloat16(x: Any, right: bool) -> Any:
     return lax.psum(y, "rows") if right else y
 
 
+def of_solve(x: Any, right: bool) -> Any:
+    square = lax.psum(x.T @ x, "rows") if right else x.T @ x
+    return jnp.linalg.solve(square + 8 * jnp.eye(8, dtype=x.dtype), jnp.ones(8, x.dtype))
+
+
 def of_sort(x: Any, right: bool) -> Any:
     whole = lax.all_gather(x, "rows", axis=0, tiled=True)
     return jnp.sort(whole if right else jnp.concatenate([x] * 4), 0)
@@ -133,6 +138,7 @@ CASES: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "untiled": (of_untiled, ROWS, P(None, "rows")),
     "vmap": (of_vmap, ROWS, WHOLE),
     "bfloat16": (of_bfloat16, ROWS, WHOLE),
+    "solve": (of_solve, ROWS, WHOLE),
     "sort": (of_sort, ROWS, WHOLE),
 }
 
