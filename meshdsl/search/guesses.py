@@ -54,14 +54,14 @@ class Guess:
 
     @property
     def families(self) -> tuple[Any, ...]:
-        """What it shares with plans whose exact costs correct its estimate, those most alike first."""
+        """The keys of plans whose exact costs correct its estimate, the most alike first."""
         (_, roles, knobs), several = self.alike, self.knobs.microbatches > 1
         known = knobs.remat, several
         return (roles, knobs), (roles, *known), (*known, knobs.update), known, knobs.remat, "all"
 
     @property
     def refusable(self) -> tuple[Any, ...]:
-        """What may be refused: roles, a step, and a cost that a plan has whose program differs in names of dims."""
+        """The key of a refusal: roles, a step, and a cost; two plans whose programs differ only in names of dims share it."""
         cost = f"{self.seconds:.6g} {self.peak:.6g}", self.candidate.mesh, self.knobs
         return cost, (self.knobs.remat, self.knobs.microbatches), self.alike[1], *self.candidate.roles
 
