@@ -61,7 +61,7 @@ class Guess:
 
     @property
     def refusable(self) -> tuple[Any, ...]:
-        """The key of a refusal: roles, a step, and a cost; two plans whose programs differ only in names of dims share it."""
+        """The key of a refusal: roles, a step, and a cost, which plans that differ only in names of dims share."""
         cost = f"{self.seconds:.6g} {self.peak:.6g}", self.candidate.mesh, self.knobs
         return cost, (self.knobs.remat, self.knobs.microbatches), self.alike[1], *self.candidate.roles
 
