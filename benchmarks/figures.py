@@ -189,7 +189,9 @@ GROUPS = {
         {"ratio": "{ratio:.3f}", "predicted": "{predicted_ratio:.3f}"},
     ),  # the same, then with --remat none
     "tpu": Group(
-        "benchmarks.tpu_cycles", "{workload}.{candidate}", {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}"}
+        "benchmarks.tpu_cycles",
+        "{workload}.{candidate}",
+        {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}", "sent": "{sent:,}", "beside": "{asynchronous:,}"},
     ),  # with a Python that has the extra `aot`; then with --large
     "tpu_memory": Group(
         "benchmarks.tpu_memory",

@@ -172,6 +172,8 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
 def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     """The cheapest axes of the labels, among those that the operands and the layout request."""
     op, expansion = eqn.operation, EXPANSIONS.get(eqn.operation)
+    if expansion is None and _is_whole(scope, eqn):
+        return _Choice(eqn, labels_of(eqn), {}, (), None, False, None, {}, False)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
@@ -190,6 +192,17 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     asked = {d: claims.annotations[label] for d, label in labels.outs[0].items() if label in claims.annotations}
     decided = {d: by for d, by in asked.items() if assigned.get(labels.outs[0][d] or "") == by.axes}
     return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, decided, free)
+
+
+def _is_whole(scope: Scope, eqn: Eqn) -> bool:
+    """True if nothing asks for an axis: no operand is split or pending, and no rule or annotation splits a result."""
+    setting, stored, whole = scope.setting, [v for v in eqn.ins if v not in scope.unmaterialized], Sharding()
+    if not stored or eqn.op in REGIONS or any(d.name in setting.layout.rules for v in eqn.outs for d in v.dims):
+        return False
+    asked = (setting.hints, setting.annotations, setting.wanted)
+    return all(each.keys().isdisjoint(eqn.outs) for each in asked) and all(
+        scope.default_sharding[v] == whole == scope.whole_version(v) for v in stored
+    )
 
 
 def _price(
