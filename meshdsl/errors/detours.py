@@ -6,7 +6,7 @@ import difflib
 import importlib
 from collections.abc import Collection
 
-_INSTEAD = {
+INSTEAD = {
     **dict.fromkeys(("matmul", "mm", "bmm", "tensordot", "inner", "outer", "vdot", "kron"),
                     "name the dims of the product: md.einsum(x, y, out=dims), or md.dot(x, y, over=dim)"),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "power", "remainder", "mod", "equal", "less", "greater",
@@ -34,6 +34,8 @@ _INSTEAD = {
     **dict.fromkeys(("average",), "use md.sum(x * weights, over) / md.sum(weights, over)"),
     **dict.fromkeys(("device_put", "with_sharding_constraint"), "use md.prefer(x, dims) or a layout"),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_general_dilated"), "use md.conv or md.nn.conv"),
+    **dict.fromkeys(("to", "cpu"), "a layout places values, and md.cast changes their dtype"),
+    **dict.fromkeys(("backward", "autograd"), "use md.grad(f) or md.value_and_grad(f)"),
 }  # fmt: skip
 
 
@@ -41,8 +43,8 @@ def detour(name: str, known: Collection[str], modules: Collection[str]) -> str:
     """The public function to use instead of `md.<name>`; `modules` are the public modules that are searched."""
     if name.startswith("arc") and f"a{name[3:]}" in known:
         return f"its name is md.a{name[3:]}"
-    if name in _INSTEAD:
-        return _INSTEAD[name]
+    if name in INSTEAD:
+        return INSTEAD[name]
     package = importlib.import_module(__name__.partition(".")[0])
     for module in modules:
         if name in getattr(package, module).__all__:

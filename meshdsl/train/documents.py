@@ -19,6 +19,7 @@ import numpy as np
 
 import meshdsl as md
 
+from ..errors import nearest_path
 from ..errors.installed import optional
 from .data import SPLITS
 from .tokenizer import load_tokenizer
@@ -94,11 +95,23 @@ def read_rows(source: str) -> Iterator[Mapping[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix == ".jsonl":
-                yield from (json.loads(line) for line in file if line.strip())
+                yield from (_row(line, f"{path}:{n}") for n, line in enumerate(file, 1) if line.strip())
             else:
                 yield from ({"text": text} for text in file.read().split("\n\n") if text.strip())
-    except (OSError, ValueError) as error:
+    except FileNotFoundError:
+        raise md.MeshdslError(f"there is no file {str(path)!r}; {nearest_path(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise md.MeshdslError(f"the data {path} cannot be read: {error}") from None
+
+
+def _row(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise md.MeshdslError(f"{where} is no JSON object, as each line of a .jsonl file is: {line[:60]!r}")
+    return row
 
 
 class Documents:
