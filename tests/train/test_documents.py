@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import meshdsl as md
 from meshdsl.errors import UsageError
@@ -44,6 +45,36 @@ def test_documents_are_packed_whole_and_learn_their_completions_alone() -> None:
 def eval_sum(text: str) -> int:
     left, _, right = text.partition("=")[0].partition("+")
     return int(left) + int(right)
+
+
+def test_special_tokens_are_around_a_document_once(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<a>": 4}, unk_token="a"))
+    words.add_special_tokens(["<s>", "</s>", "<a>"])
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
+    words.save(str(tmp_path / "tokenizer.json"))
+    rows = [{"prompt": "a", "completion": "b b"}, {"prompt": "<s>b", "completion": "a</s>"}]
+    data = Documents(rows, seed=0, batch=1, length=16, tokenizer=tmp_path, held_out=0.0)
+    batch = {name: x[0][x[0] != 0].tolist() for name, x in data("train", 1).items() if name != "segments"}
+    assert batch["targets"][:8] in (
+        [IGNORED, 3, 3, 1, IGNORED, 2, 1, IGNORED],
+        [IGNORED, 2, 1, IGNORED, 3, 3, 1, IGNORED],
+    )
+    between = sum(d.share for d in data._splits["train"]) / 2
+    one = Documents(rows, seed=0, batch=1, length=16, tokenizer=tmp_path, held_out=between)
+    assert one.bytes_per_token == {5: 3 / 3, 4: 5 / 2}[len(one._splits["held_out"][0].ids)]
+
+
+def test_templates_that_begin_answers_or_rewrite_earlier_ones() -> None:
+    def template(messages: Any, add_generation_prompt: bool, kept: int = 9) -> str:
+        text = "".join(f"<{m['role']}>{m['content'][: 9 if m is messages[-1] else kept]};" for m in messages)
+        return text + "<assistant><think>" * add_generation_prompt
+
+    chat = [{"role": role, "content": f"{role[0]}{n}"} for n, role in enumerate(["user", "assistant"] * 2)]
+    pieces = pieces_of({"messages": chat}, template)
+    assert pieces[:2] == [("<user>u0;<assistant>", False), ("a1;", True)] and pieces[3] == ("a3;", True)
+    with pytest.raises(md.MeshdslError, match="writes earlier messages differently once later ones follow"):
+        pieces_of({"messages": chat}, lambda **given: template(**given, kept=1))
 
 
 def test_chats_learn_what_the_assistant_says(tmp_path: Path) -> None:

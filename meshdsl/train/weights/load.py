@@ -122,13 +122,13 @@ def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtypes: tuple
 
 
 def rules_of(workload: Any, table: HuggingFace) -> dict[str, Rule]:
-    """The rule of each parameter of the workload; raises `ShapeError` for parameters without a line."""
+    """The rule of each parameter; raises `ShapeError` for one without a line, unless the table has `merged`."""
     specs: Mapping[str, Type] = workload.model(workload.config).specs(workload.inputs(workload.config))
     lines = table.lines(workload.config)
     missing = [path for path in specs if path not in lines]
-    if missing:
+    if missing and table.merged is None:
         raise ShapeError(f"the table of {workload.name} has no line for {missing[0]!r}; {nearest(missing[0], lines)}")
-    return {path: rule_of(path, lines[path], spec.dims) for path, spec in specs.items()}
+    return {path: rule_of(path, lines[path], spec.dims) for path, spec in specs.items() if path in lines}
 
 
 def _renamed(stored: Mapping[str, Stored], base: str) -> dict[str, Stored]:
