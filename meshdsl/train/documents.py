@@ -108,12 +108,11 @@ def _template_of(folder: Path) -> Callable[..., str] | None:
 def read_rows(source: str) -> Iterator[Mapping[str, Any]]:
     """The rows of a file (.jsonl, or text whose documents are apart by an empty line), or of `hf:NAME`.
 
-    NAME is a data set for `datasets.load_dataset`, a folder or a name of the hub. Raises `MeshdslError` for a file that
-    cannot be read.
+    NAME is a data set of `datasets`, a folder or a name of the hub, whose split `train` is read. Raises `MeshdslError`
+    for what cannot be read.
     """
     if source.startswith("hf:"):
-        library = optional("datasets", "datasets", "a .jsonl file")
-        yield from library.load_dataset(source.removeprefix("hf:"), split="train")
+        yield from _data_set(source.removeprefix("hf:"))
         return
     path = Path(source)
     try:
@@ -126,6 +125,18 @@ def read_rows(source: str) -> Iterator[Mapping[str, Any]]:
         raise md.MeshdslError(f"there is no file {str(path)!r}; {nearest_path(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise md.MeshdslError(f"the data {path} cannot be read: {error}") from None
+
+
+def _data_set(name: str) -> Iterable[Mapping[str, Any]]:
+    """The split `train` of a data set: a name of the hub, a folder of files, or one that `save_to_disk` wrote."""
+    library = optional("datasets", "datasets", "a .jsonl file")
+    try:
+        if not any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+            return library.load_dataset(name, split="train")
+        saved = library.load_from_disk(name)
+        return saved["train"] if isinstance(saved, dict) else saved
+    except Exception as error:  # the library has no error of its own
+        raise md.MeshdslError(f"the data set hf:{name} cannot be read: {error}") from None
 
 
 def _row(line: str, where: str) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -87,6 +88,19 @@ def test_chats_learn_what_the_assistant_says(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": chat}) + "\n\n" + json.dumps({"text": "x"}))
     assert len(list(read_rows(str(file)))) == 2
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    datasets.disable_progress_bars()
+    whole = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
+    whole.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": whole}).save_to_disk(str(tmp_path / "both"))
+    for name in ("saved", "both"):
+        assert list(read_rows(f"hf:{tmp_path / name}")) == ROWS
+    with pytest.raises(md.MeshdslError, match=r"the data set hf:.*cache cannot be read"):
+        list(read_rows(f"hf:{tmp_path / 'cache'}"))
+    (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n[1]\n')
+    with pytest.raises(md.MeshdslError, match=r"bad.jsonl:2 is no JSON object, as each line of a .jsonl file is"):
+        list(read_rows(str(tmp_path / "bad.jsonl")))
     (tmp_path / "notes.txt").write_text("one\n\ntwo")
     assert [row["text"] for row in read_rows(str(tmp_path / "notes.txt"))] == ["one", "two"]
 
