@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-_INSTEAD = {
+INSTEAD = {
     **dict.fromkeys(("matmul", "mm", "bmm", "tensordot", "inner", "outer", "vdot", "kron"),
                     "name the dims of the product: md.einsum(x, y, out=dims), or md.dot(x, y, over=dim)"),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "power", "remainder", "mod", "equal", "less", "greater",
@@ -46,6 +46,8 @@ _INSTEAD = {
     **dict.fromkeys(("hard_tanh", "hardtanh"), "use md.clip(x, -1, 1)"),
     **dict.fromkeys(("logcumsumexp",), "use md.cumlogsumexp"), **dict.fromkeys(("topk",), "use md.top_k"),
     **dict.fromkeys(("ragged_dot",), "use md.grouped_dot"),
+    **dict.fromkeys(("to", "cpu"), "a layout places values, and md.cast changes their dtype"),
+    **dict.fromkeys(("backward", "autograd"), "use md.grad(f) or md.value_and_grad(f)"),
 }  # fmt: skip
 
 
@@ -53,8 +55,8 @@ def detour(name: str, known: Collection[str], modules: Collection[str]) -> str:
     """The public function to use instead of `md.<name>`; `modules` are the public modules that are searched."""
     if name.startswith("arc") and f"a{name[3:]}" in known:
         return f"its name is md.a{name[3:]}"
-    if name in _INSTEAD:
-        return _INSTEAD[name]
+    if name in INSTEAD:
+        return INSTEAD[name]
     package = importlib.import_module(__name__.partition(".")[0])
     for module in modules:
         if name in getattr(package, module).__all__:
