@@ -90,7 +90,7 @@ def predictions(points: Sequence[dict[str, Any]]) -> str:
 def curve(runs: Mapping[str, Mapping[int, float]], mark: tuple[int, str] | None = None, unit: str = "") -> str:
     """Losses over steps, points of one colour for each run, and a mark at one step."""
     left, right, bottom = 60, WIDTH - 16, 260
-    colours = ("part-0", "part-2") if len(runs) < 3 else ("part-0", "held-5", "part-3", "held-4")
+    colours = ("part-0", "held-4") if len(runs) < 3 else ("part-0", "held-5", "part-3", "held-4")
     entries = [*zip(colours, runs, strict=False)]
     legend_svg, top = legend(entries, left, 2, right - left)
     last, high = (
