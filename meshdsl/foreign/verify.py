@@ -48,21 +48,19 @@ def verify_jax(
     result differs, the report names the line at which values stop being those of one device: an operand that is a
     partial sum, a sum counted twice, blocks in a wrong order.
 
-    Args:
-        f: the function, under `jax.jit` or not; `jax.shard_map` may be anywhere in it.
-        args: its arguments. Arrays are used as they are; where a float array has one value only, such as zeros, other
-            numbers are drawn, and so they are for `jax.ShapeDtypeStruct`. Give indices as arrays.
-        reference: a function of the same arguments and results that one device computes, in place of `f` on axes of
-            size 1. It finds also what is wrong on every mesh alike, such as a forgotten mean, and is needed where the
-            program has the size of its mesh written into it, such as the pairs of a ring.
-        dims: dims of the axes of arguments by path, such as `{"w": "io hidden", "*/scale": "model"}`; the report then
-            names them.
-        simulate: if False, shardings are followed without computing: at any size, in less than a second, but results
-            may stay undecided.
-        machine: a machine, such as "h100", for the seconds of each collective.
-        except_: lines whose values depend on the devices by intention, such as keys for each device, with the reason:
-            `{"model.py:42": "a key for each device"}`. The report prints it; what depends on them stays undecided.
-        seed: of the numbers that are drawn.
+    `f` is the function, under `jax.jit` or not; `jax.shard_map` may be anywhere in it. Its arguments `args` are used as
+    they are; where a float array has one value only, such as zeros, other numbers are drawn, and so they are for
+    `jax.ShapeDtypeStruct`. Give indices as arrays. `seed` is that of the numbers.
+
+    `reference` is a function of the same arguments and results that one device computes, in place of `f` on axes of
+    size 1. It finds also what is wrong on every mesh alike, such as a forgotten mean, and is needed where the program
+    has the size of its mesh written into it, such as the pairs of a ring. With `simulate=False`, shardings are followed
+    without computing: at any size, in less than a second, but results may stay undecided. `except_` are lines whose
+    values depend on the devices by intention, such as `{"model.py:42": "a key for each device"}`. The report prints the
+    reason; what depends on them stays undecided.
+
+    `dims` are dims of the axes of arguments by path, such as `{"w": "io hidden", "*/scale": "model"}`; the report then
+    names them. `machine` is a machine, such as "h100", for the seconds of each collective.
 
     Raises `ShapeError` for dims of an argument that is not there, `TraceError` if JAX cannot trace `f`, if there is
     neither a `jax.shard_map` nor a sharding constraint in it, or if a primitive cannot be simulated.

@@ -3,7 +3,7 @@
 space, roles, knobs            the dims and meshes of layouts, sets of dims that share an axis, values of other choices
 digest, screen, estimate       what is read of a graph, seconds of equations as arrays over candidates, of whole plans
 guesses, plans                 the plans worth costing, corrected by exact costs; the phases of a search
-variants, evaluate, costed     the step of each plan, the exact cost of one, those costed so far
+variants, costed               the step of each plan, the exact costs so far
 floor                          the least work of any plan
 """
 

@@ -18,7 +18,6 @@ from ..layouts import Layout, Mesh, MeshLike
 from ..trace import spec
 from .knobs import Turn, named, turns_of
 from .plans import PlanSearch
-from .request import SearchRequest
 from .result import SearchProgress, SearchResult
 from .space import meshes
 from .variants import Variants
@@ -80,14 +79,6 @@ def search(
     compiled, args = _compiled(f, args)
     _check_limits(limit, plans)
     on = machine if isinstance(machine, Machine) else machine_named(machine)
-    request = SearchRequest(
-        on,
-        limit=on.hbm if limit is None else limit,
-        fixed=layout if isinstance(layout, Layout) else Layout(layout),
-        dims=dims.replace(",", " ").split() if isinstance(dims, str) else dims,
-        plans=plans,
-        progress=progress,
-    )
     tried = _meshes(mesh, devices)
     turns = _turns(f, knobs, any(has_slow_axis(on.network, grid) for grid in tried), on)
     if not turns and start is not None:
@@ -97,8 +88,19 @@ def search(
         )
     searched = [*(_explicit(knobs) if isinstance(knobs, Mapping) else ()), "steps"]  # "auto" is a choice of the search
     first = {turn.knob: turn.candidates(Plan())[0] for turn in turns if turn.knob in searched}
-    variants = Variants(compiled, args, _title(f, compiled), request, first)
-    run = PlanSearch(variants, tried, turns, getattr(f, "layouts", {}), start, generated=devices is not None)
+    variants = Variants(compiled, args, _title(f, compiled), on, on.hbm if limit is None else limit, first)
+    run = PlanSearch(
+        variants,
+        tried,
+        turns,
+        layout if isinstance(layout, Layout) else Layout(layout),
+        dims.replace(",", " ").split() if isinstance(dims, str) else dims,
+        plans,
+        progress,
+        getattr(f, "layouts", {}),
+        start,
+        generated=devices is not None,
+    )
     run.run()
     return run.result()
 

@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from ..compile.plan import Plan
+from ..cost.report.report import Report
 from ..errors import LayoutError
 from ..errors.no_effect import NoEffectError
 from ..errors.units import seconds, show_bytes
-from .evaluate import Entry, evaluate
-from .variants import Variants
+from ..layouts import Layout, Mesh
+from .variants import SearchProblem, Variants
 
 SAME = 1.01  # plans whose cost differs by less are equal; the cost model is not more exact
 RUNNERS_UP = 4  # plans of a result besides the best one
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One layout on one mesh, with the cost of its program on one device."""
+
+    mesh: Mesh
+    layout: Layout
+    seconds: float
+    peak_bytes: int
+    wire_bytes: int
+    fits: bool
+    plan: Plan
+    parts: Mapping[str, float]  # seconds by kind of instruction
+    _cost: Callable[[], Report] = field(repr=False)
+
+    @cached_property
+    def report(self) -> Report:
+        """The report of `Compiled.cost`; compiled again on first access."""
+        return self._cost()
+
+    @property
+    def outcome(self) -> tuple[float, int, int]:
+        """Seconds, peak bytes, bytes sent."""
+        return self.seconds, self.peak_bytes, self.wire_bytes
+
+    @property
+    def exposed(self) -> float:
+        """The share of the step in which it only communicates."""
+        return self.parts.get("exposed communication", 0.0) / self.seconds if self.seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "plan": self.plan.to_dict(),
+            "mesh": dict(self.mesh.axes),
+            "layout": str(self.layout),
+            "seconds": self.seconds,
+            "peak_bytes": self.peak_bytes,
+            "wire_bytes": self.wire_bytes,
+            "fits": self.fits,
+        }
+
+
+def evaluate(problem: SearchProblem, mesh: Mesh, layout: Layout) -> Entry:
+    """Cost a layout on a mesh, with the knobs of the problem; raises `LayoutError` if the layout is illegal."""
+    r = problem.cost(mesh, layout)
+    plan = problem.plan.replace(mesh=mesh, layout=layout, machine=problem.machine)
+    again = functools.partial(problem.cost, mesh, layout)
+    return Entry(mesh, layout, r.seconds, r.peak_bytes, r.wire_bytes, r.fits, plan, r.parts, again)
 
 
 def complexity(entry: Entry) -> int:

@@ -13,7 +13,7 @@ from ..ir import Var
 from ..updates.weight_update import WeightUpdate
 from .screen import COMPUTE, CRITICAL, KERNELS, MORE, PARTS, WEIGHTS, Numbers, Screen
 
-EXPOSED = 0.3  # of the communication of weights: the first gathers and the last reductions of a loop's trip
+EXPOSED = 0.5  # of the communication of weights: the first gathers and the last reductions of a loop's trip
 KEPT_BY_OFFLOAD = 0.05  # of the saved values, which are in the host's memory
 
 

@@ -15,7 +15,6 @@ from ..errors import LayoutError, nearest
 from ..overlap.values import Overlap
 from ..updates.weight_update import WeightUpdate
 
-SEVERAL = 8  # devices of an update group along one axis: the neighbours in a node, or on a ring
 UPDATES = WeightUpdate(), WeightUpdate("sharded"), WeightUpdate("sharded", regather=True)
 
 
@@ -31,16 +30,6 @@ class Turn:
     late: Callable[[Any], bool] = lambda value: False
 
 
-def _updates(plan: Plan) -> list[WeightUpdate]:
-    axes = [axis for axis, n in plan.mesh.axes.items() if n > 1]
-    groups = axes if len(axes) > 1 else []
-    groups += [
-        f"{axis}:{SEVERAL}" for axis in axes if plan.mesh.axes[axis] > SEVERAL and not plan.mesh.axes[axis] % SEVERAL
-    ]
-    again = plan.weight_update.regather
-    return [*UPDATES, *(WeightUpdate("sharded", group=group, regather=again) for group in groups)]
-
-
 def _chunks(plan: Plan) -> tuple[int, ...]:
     """One block of layers a stage, or as many as an axis of stages, whose multiple the micro-batches are, can have."""
     most = max((n for n in plan.mesh.axes.values() if n > 1 and not plan.microbatches % n), default=1)
@@ -53,7 +42,7 @@ def _overlaps(plan: Plan) -> tuple[Overlap, ...]:
 
 
 TURNS = (
-    Turn("weight_update", _updates, late=lambda update: update.group is not None),
+    Turn("weight_update", lambda plan: UPDATES),
     Turn("remat", lambda plan: ("none", "collectives", "products", "full", "offload")),
     Turn("microbatches", lambda plan: tuple(2**i for i in range(8))),
     Turn("chunks", _chunks, late=lambda chunks: chunks > 1),

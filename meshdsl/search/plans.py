@@ -12,8 +12,8 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,16 +24,15 @@ from ..ir import walk
 from ..layouts import Layout, Mesh
 from ..layouts.layout import PARAMS
 from ..lowering.partition import partition
-from .costed import SAME, Costed
-from .digest import Digest, digest
-from .evaluate import Entry
+from .costed import SAME, Costed, Entry
+from .digest import digest
 from .floor import floor, kernels
-from .guesses import Guess, Guesses, Knobs, plan_of
+from .guesses import Guess, Guesses, Knobs
 from .knobs import Turn, title
 from .result import Counts, SearchProgress, SearchResult
 from .roles import ROLES, best_roles, candidates, named_roles
 from .screen import Candidate
-from .space import Role, Space
+from .space import Role, Space, space
 from .variants import Variants
 
 USUAL, LEAST, EQUATIONS = 30, 4, 30_000  # plans costed by default; the equations in all of them
@@ -48,23 +47,27 @@ COLLECT = 200_000, 20, 20  # objects until the garbage collector runs, which tak
 ROUNDING = 1e-9  # relative tolerance: the floor sums the same numbers in another order
 
 
+@dataclass(eq=False)
 class PlanSearch:
-    """The state of a search over plans. `generated`: the meshes are all those of a number of devices."""
+    """The state of a search over plans."""
 
-    def __init__(
-        self,
-        variants: Variants,
-        meshes: Sequence[Mesh],
-        turns: Sequence[Turn],
-        hints: Mapping[str, tuple[str, str]],
-        start: Plan | None = None,
-        generated: bool = False,
-    ):
-        self.variants, self.request, self.turns = variants, variants.request, turns
-        self.costed = Costed(variants, self.tell)
-        self.meshes, self.hints, self.start, self.generated = list(meshes), hints, start, generated
-        self.complete = False  # every plan is costed
-        self.stopped = ""
+    variants: Variants
+    meshes: Sequence[Mesh]
+    turns: Sequence[Turn]
+    fixed: Layout = field(default_factory=Layout)  # rules and overrides of every plan
+    dims: Collection[str] | None = None
+    most: int | None = None  # plans that are costed exactly
+    progress: Callable[[SearchProgress], None] | None = None
+    hints: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])  # named layouts
+    start: Plan | None = None
+    generated: bool = False  # the meshes are all those of a number of devices
+    complete: bool = False  # every plan is costed
+    stopped: str = ""
+
+    @cached_property
+    def costed(self) -> Costed:
+        """The plans costed so far."""
+        return Costed(self.variants, self.tell)
 
     def run(self) -> None:
         """Search to the end or an interrupt; re-raise an interrupt if no plan is costed yet."""
@@ -88,8 +91,8 @@ class PlanSearch:
 
     def tell(self) -> None:
         """Report the progress."""
-        if self.request.progress is not None:
-            self.request.progress(SearchProgress(self.counts(), self.costed.best(), self.lower_bound()))
+        if self.progress is not None:
+            self.progress(SearchProgress(self.counts(), self.costed.best(), self.lower_bound()))
 
     @cached_property
     def base(self) -> Plan:
@@ -99,9 +102,9 @@ class PlanSearch:
     @cached_property
     def plans(self) -> int:
         """The number of plans to cost; by default, fewer of long programs, each of which takes longer."""
-        if self.request.plans is not None:
-            return self.request.plans
-        equations = sum(1 for _ in walk(self.variants.problem(self.base.replace(mesh="", layout="")).graph))
+        if self.most is not None:
+            return self.most
+        equations = sum(1 for _ in walk(self.variants.problem(self.base).graph))
         return max(LEAST, min(USUAL, EQUATIONS // equations))
 
     @cached_property
@@ -112,7 +115,7 @@ class PlanSearch:
     @cached_property
     def space(self) -> Space:
         """The layouts of the step."""
-        return self.request.space(self.variants.problem(self.base.replace(mesh="", layout="")).graph)
+        return space(self.variants.problem(self.base).graph, fixed=self.fixed, dims=self.dims)
 
     def every(self) -> bool:
         """Cost every plan, if there are no more than the search may cost; returns whether it did."""
@@ -143,38 +146,47 @@ class PlanSearch:
 
     def values(self, knob: str) -> list[Any]:
         """The values of a knob that are estimated."""
-        own, by_layout = getattr(self.base, knob), PARAMS in self.request.fixed.rules
+        own, by_layout = getattr(self.base, knob), PARAMS in self.fixed.rules
         turn = next((turn for turn in self.turns if turn.knob == knob), None)
         if turn is None or (knob == "weight_update" and by_layout):
             return [own]
         return [v for v in self.tried(turn, self.base) if v == own or not turn.late(v)]
 
-    @cached_property
-    def digests(self) -> dict[str, Digest]:
-        """The digest of each step, by its first value of remat."""
-        found: dict[str, Digest] = {}
-        for remat in self.values("remat"):
+    def read(self, remats: Sequence[str]) -> None:
+        """Add the digests of the steps with these values of remat, by the first value that means the same step."""
+        digests = self.guesses.digests
+        for remat in remats:
             whole = self.variants.canonical(self.base.replace(remat=remat, microbatches=1))
             known = whole or self.variants.canonical(self.base.replace(remat=remat))
-            if known is not None and known.remat not in found:
-                problem = self.variants.problem(known.replace(mesh="", layout=""))
-                found[known.remat] = digest(problem.graph, problem.results)
-        return found
+            if known is not None and known.remat not in digests:
+                problem = self.variants.problem(known)
+                digests[known.remat] = digest(problem.graph, problem.results)
 
     @cached_property
     def guesses(self) -> Guesses:
         """The estimates."""
         updates, counts = self.values("weight_update"), self.values("microbatches")
-        return Guesses(self.digests, self.request.machine, self.request.limit, updates, counts)
+        return Guesses({}, self.variants.machine, self.variants.limit, updates, counts)
+
+    @cached_property
+    def loops(self) -> frozenset[str]:
+        """The dims of the step's loops."""
+        return next(iter(self.guesses.digests.values())).loops
 
     def estimated(self) -> None:
         """Cost the most promising of all candidates, and what is near the best."""
-        guesses, loops = self.guesses, next(iter(self.digests.values())).loops
+        guesses, remats = self.guesses, self.values("remat")
+        self.read([self.base.remat, *(each for each in remats if each == "none")])
+        loops = self.loops
         dims = [d for d in self.space.sizes if d not in loops]
         roles = [*named_roles(self.hints, self.space), *best_roles(guesses.score, self.space, dims, self.meshes)]
         staged = [(d,) for d in self.space.sizes if d in loops and max(guesses.microbatches) > 1]
         roles = list(dict.fromkeys((*roles[:5], *staged, *roles[5:])))[:ROLES]
-        guesses.add(candidates(self.space, self.meshes, roles, self.generated))
+        every = candidates(self.space, self.meshes, roles, self.generated)
+        if guesses.add(every, list(guesses.digests)):
+            known = set(guesses.digests)
+            self.read(remats)
+            guesses.add(every, [remat for remat in guesses.digests if remat not in known])
         best: Entry | None = None
         improved = 0
         idle = max(FEW, IDLE * self.plans)
@@ -191,22 +203,27 @@ class PlanSearch:
 
     def look(self, guess: Guess) -> Entry | None:
         """The exact cost of a guess, which corrects the others; None if its plan is refused."""
-        plan = plan_of(self.base, guess, self.space.layout)
+        knobs, (mesh, roles) = guess.knobs, (guess.candidate.mesh, guess.candidate.roles)
+        plan = self.base.replace(
+            mesh=mesh, layout=self.space.layout(mesh, roles), weight_update=knobs.update, remat=knobs.remat,
+            microbatches=knobs.microbatches,
+        )  # fmt: skip
         illegal, entry = self.costed.illegal, self.costed.look(plan)
         if entry is not None:
             self.guesses.costed(guess, entry)
         elif self.variants.canonical(plan) is None:
-            self.guesses.refused.add((guess.knobs.remat, guess.knobs.microbatches))
+            self.guesses.refuse((guess.knobs.remat, guess.knobs.microbatches))
         elif self.costed.illegal > illegal:
-            roles = guess.candidate.roles
-            self.guesses.refused.update(role for role in roles if not self.may_share(role))
-            self.guesses.refused.add(tuple(sorted(roles)))
+            for role in guess.candidate.roles:
+                if not self.may_share(role):
+                    self.guesses.refuse(role)
+            self.guesses.refuse(guess.roles)
         return entry
 
     def may_share(self, role: Role) -> bool:
         """True if these dims may have one axis of two devices."""
         try:
-            partition(next(iter(self.digests.values())).graph, Mesh("x:2"), Layout(dict.fromkeys(role, ("x",))))
+            partition(next(iter(self.guesses.digests.values())).graph, Mesh("x:2"), Layout(dict.fromkeys(role, ("x",))))
         except LayoutError:
             return False
         return True
@@ -241,50 +258,42 @@ class PlanSearch:
                 every = (*rest[:k], other, *rest[k + 1 :])
                 if self.space.allows(mesh, every):
                     yield Candidate(mesh, every)
-        if not self.request.fixed.rules:
+        if not self.fixed.rules:
             for grid in (grid for grid in self.meshes if len(grid.axes) == len(mesh.axes)):
                 orders = itertools.permutations(roles) if self.generated else [roles]
                 yield from (Candidate(grid, each) for each in orders if self.space.allows(grid, each))
 
     @cached_property
-    def late_turns(self) -> list[tuple[str, Turn]]:
-        """The knobs with values that are not estimated; groups of updates, which seldom help, last."""
+    def late_turns(self) -> list[Turn]:
+        """The knobs with values that are not estimated."""
         plan = self.base.replace(mesh=self.meshes[0], microbatches=max(self.guesses.microbatches))
-        late = [(turn.knob, turn) for turn in self.turns if any(map(turn.late, turn.candidates(plan)))]
-        return sorted(late, key=lambda each: each[0] == "weight_update")
+        return [turn for turn in self.turns if any(map(turn.late, turn.candidates(plan)))]
 
     def late(self) -> None:
         """Try the knobs that are not estimated on the best plans."""
         for entry in self.costed.ranked()[:FINAL]:
             best = entry
-            for knob, turn in self.late_turns:
+            for turn in self.late_turns:
                 for value in filter(turn.late, turn.candidates(best.plan)):
-                    if not self.more(self.plans) or not self.may_help(knob, value, best):
+                    if not self.more(self.plans) or not self.may_help(turn.knob, value, best):
                         break
-                    found = self.costed.look(best.plan.replace(**{knob: value}))
+                    found = self.costed.look(best.plan.replace(**{turn.knob: value}))
                     if found is not None and self.costed.score(found) < self.costed.score(best):
                         best = found
 
     def may_help(self, knob: str, value: Any, entry: Entry) -> bool:
         """False for a value that the plan has no use for: it has no stages, or hardly any communication to hide."""
-        plan, loops = entry.plan, next(iter(self.digests.values())).loops
-        in_stages = any(plan.mesh.count(plan.layout.axes(loop)) > 1 for loop in loops)
-        match knob:
-            case "chunks":
-                return in_stages
-            case "overlap":
-                return entry.exposed > HIDDEN and (value.mode == "ticks") == in_stages
-            case "steps":
-                return entry.exposed > HIDDEN
-            case _:
-                return plan.weight_update.mode != "replicated"
+        in_stages = any(entry.mesh.count(entry.layout.axes(loop)) > 1 for loop in self.loops)
+        if knob == "chunks":
+            return in_stages
+        return entry.exposed > HIDDEN and (knob != "overlap" or (value.mode == "ticks") == in_stages)
 
     def simplify(self) -> None:
         """Cost the best plan without one of its rules, where the estimate does not say that this is slower."""
         ranked = self.costed.ranked()
         while ranked and self.more(self.early):
             best = ranked[0]
-            rules, fixed = best.layout.rules, self.request.fixed.rules
+            rules, fixed = best.layout.rules, self.fixed.rules
             for gone in [d for d in rules if d not in fixed]:
                 fewer = Layout({d: cut for d, cut in rules.items() if d != gone}, overrides=best.layout.overrides)
                 guess = self.guesses.simpler(best.plan, fewer)
@@ -300,14 +309,14 @@ class PlanSearch:
 
         0 on a machine with a profile, whose measured times may be below the machine's figures.
         """
-        if self.request.machine.profile is not None:
+        if self.variants.machine.profile is not None:
             return 0.0
         free = {"remat": "none", "microbatches": 1}
         turned = {turn.knob for turn in self.turns}
         least = self.base.replace(**{name: value for name, value in free.items() if name in turned})
         graph = self.variants.problem(self.variants.canonical(least) or self.base).graph
         works = kernels(graph)
-        return min(floor(works, self.request.machine, mesh.size) for mesh in self.meshes) * (1 - ROUNDING)
+        return min(floor(works, self.variants.machine, mesh.size) for mesh in self.meshes) * (1 - ROUNDING)
 
     def lower_bound(self) -> float:
         """A lower bound of the seconds of every plan."""
@@ -332,8 +341,8 @@ class PlanSearch:
             raise self.nothing_fits()
         return SearchResult(
             title=self.variants.title,
-            machine=self.request.machine,
-            limit=self.request.limit,
+            machine=self.variants.machine,
+            limit=self.variants.limit,
             best=ranked[0],
             runners_up=tuple(ranked[1:]),
             counts=self.counts(),
@@ -341,21 +350,15 @@ class PlanSearch:
             complete=self.complete,
             stopped=self.stopped,
             knobs=tuple(turn.knob for turn in self.turns),
-            fixed=self.fixed(),
+            fixed=self.not_turned(),
         )
 
-    def fixed(self) -> tuple[str, ...]:
+    def not_turned(self) -> tuple[str, ...]:
         """The knobs of the step of which no candidate but the first could be made, with the first reason."""
-        costed = [entry.plan for entry in self.costed.entries.values()]
-        reasons: list[str] = []
-        for name in ("remat", "microbatches"):
-            other = "microbatches" if name == "remat" else "remat"
-            tried = {
-                self.variants.base.replace(remat=r, microbatches=m): why
-                for (r, m), why in self.variants.refused.items()
-            }
-            alone = [why for plan, why in tried.items() if getattr(plan, other) == getattr(self.variants.base, other)]
-            if alone and len({getattr(plan, name) for plan in costed}) == 1:
+        base, reasons = (self.variants.base.remat, self.variants.base.microbatches), list[str]()
+        for k, name in enumerate(("remat", "microbatches")):
+            alone = [why for step, why in self.variants.refused.items() if step[1 - k] == base[1 - k]]
+            if alone and len({getattr(entry.plan, name) for entry in self.costed.entries.values()}) == 1:
                 reasons.append(f"{title(name)}: {alone[0].splitlines()[0]}")
         return tuple(reasons)
 
@@ -366,6 +369,6 @@ class PlanSearch:
             return LayoutError("every plan is illegal\n\n" + "\n\n".join(reasons[:5]))
         entry = min(self.costed.entries.values(), key=lambda e: e.peak_bytes)
         return LayoutError(
-            f"no plan costed fits {show_bytes(self.request.limit)} on each device\n"
+            f"no plan costed fits {show_bytes(self.variants.limit)} on each device\n"
             f"  the smallest needs {show_bytes(entry.peak_bytes)}:\n  " + str(entry.plan).replace("\n", "\n  ")
         )

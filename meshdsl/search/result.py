@@ -10,7 +10,7 @@ from ..cost.machine import Machine
 from ..cost.report.schema import SCHEMA_VERSION, plain
 from ..errors.markup import titled
 from ..errors.units import seconds, show_bytes
-from .evaluate import Entry
+from .costed import Entry
 
 
 @dataclass(frozen=True)

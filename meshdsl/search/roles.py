@@ -14,6 +14,7 @@ from .screen import Candidate, Numbers
 from .space import Role, Space
 
 Score = Callable[[Sequence[Candidate]], tuple[Numbers, Numbers]]  # seconds and bytes of candidates
+Scores = dict[Role, tuple[float, float]]  # seconds and bytes
 ROLES = 20  # of an axis
 FASTEST = 8  # of them by seconds alone; the others by seconds times bytes
 GROWN, GROWN_SMALL = 16, 8  # roles that get another dim: the fastest, and those with the least seconds times bytes
@@ -37,8 +38,8 @@ def best_roles(score: Score, space: Space, dims: Sequence[str], meshes: Sequence
     """The best roles of an axis, best first; `dims` may be in them."""
     best: dict[Role, None] = {}
     others: dict[Role, None] = {}
-    for mesh, axis in _probes(meshes):
-        fast, small = _ranked(_grown(score, space, dims, mesh, axis))
+    for known in _grown(score, space, dims, *_probes(meshes)):
+        fast, small = _ranked(known)
         best.update(dict.fromkeys(fast[: FASTEST // 2]))
         with_dim = (next((role for role in fast if d in role), None) for d in dims)
         with_dims = [role for role in with_dim if role is not None]
@@ -48,37 +49,43 @@ def best_roles(score: Score, space: Space, dims: Sequence[str], meshes: Sequence
     return list({**best, **others})
 
 
-def _probes(meshes: Sequence[Mesh]) -> list[tuple[Mesh, int]]:
+def _probes(meshes: Sequence[Mesh]) -> tuple[Mesh, list[int]]:
     """The axes on which roles are estimated: the inner and the outer one of a mesh with an inner axis of a node."""
     usual = [mesh for mesh in meshes if len(mesh.axes) == 2 and [*mesh.axes.values()][-1] == INNER]
     mesh = (usual or list(meshes))[0]
-    return [(mesh, k) for k, n in reversed([*enumerate(mesh.axes.values())]) if n > 1][:2] or [(mesh, 0)]
+    return mesh, [k for k, n in reversed([*enumerate(mesh.axes.values())]) if n > 1][:2] or [0]
 
 
-def _grown(score: Score, space: Space, dims: Sequence[str], mesh: Mesh, k: int) -> dict[Role, tuple[float, float]]:
-    """Roles of axis `k` with seconds and bytes; the other axes have the dims of fixed rules alone."""
+def _grown(score: Score, space: Space, dims: Sequence[str], mesh: Mesh, probes: Sequence[int]) -> list[Scores]:
+    """Roles of each of some axes with seconds and bytes; the other axes have the dims of fixed rules alone."""
     fixed = [space.role(mesh, axis) for axis in mesh.axes]
-    known: dict[Role, tuple[float, float]] = {}
-    new: list[Role] = [(), *((d,) for d in dims)]
+    known: list[Scores] = [{} for _ in probes]
+    new: list[tuple[int, Role]] = [(i, role) for i, _ in enumerate(probes) for role in ((), *((d,) for d in dims))]
     while new:
-        every = [[*fixed[:k], tuple(sorted((*fixed[k], *role))), *fixed[k + 1 :]] for role in new]
-        legal = [(role, each) for role, each in zip(new, every, strict=True) if space.allows(mesh, each)]
+        legal: list[tuple[int, Role, Candidate]] = []
+        for i, role in new:
+            k = probes[i]
+            each = (*fixed[:k], tuple(sorted((*fixed[k], *role))), *fixed[k + 1 :])
+            if space.allows(mesh, each):
+                legal.append((i, role, Candidate(mesh, each)))
         if not legal:
             break
-        seconds, peak = score([Candidate(mesh, tuple(each)) for _, each in legal])
-        known.update((role, (float(s), float(b))) for (role, _), s, b in zip(legal, seconds, peak, strict=True))
-        fast, small = _ranked(known)
-        longer = (
-            tuple(sorted((*role, d)))
-            for role in dict.fromkeys((*fast[:GROWN], *small[:GROWN_SMALL]))
-            for d in dims
-            if d not in role
-        )
-        new = list(dict.fromkeys(role for role in longer if role not in known and len(role) <= LARGEST))
+        seconds, peak = score([candidate for *_, candidate in legal])
+        for (i, role, _), s, b in zip(legal, seconds, peak, strict=True):
+            known[i][role] = float(s), float(b)
+        new = [(i, role) for i, scores in enumerate(known) for role in _longer(scores, dims)]
     return known
 
 
-def _ranked(scores: Mapping[Role, tuple[float, float]]) -> tuple[list[Role], list[Role]]:
+def _longer(scores: Scores, dims: Sequence[str]) -> list[Role]:
+    """The best roles with another dim each, if they are not known."""
+    fast, small = _ranked(scores)
+    grown = dict.fromkeys((*fast[:GROWN], *small[:GROWN_SMALL]))
+    longer = dict.fromkeys(tuple(sorted((*role, d))) for role in grown for d in dims if d not in role)
+    return [role for role in longer if role not in scores and len(role) <= LARGEST]
+
+
+def _ranked(scores: Scores) -> tuple[list[Role], list[Role]]:
     """The roles by seconds, and by seconds times bytes, but not those that are illegal or cost as a smaller one."""
     each: dict[tuple[str, str], Role] = {}
     for role in sorted((r for r in scores if scores[r][0] < float("inf")), key=lambda r: (len(r), r)):

@@ -100,6 +100,10 @@ class Axes:
         found = [self._ruled[k][d.name] for d in v.dims if d.name in self._ruled[k]]
         return np.logical_or.reduce(found) if found else self.never
 
+    def share(self, k: int, other: int, v: Var) -> Numbers:
+        """True for the candidates whose roles for both axes have one dim of this value."""
+        return np.logical_or.reduce([self.never, *(self.rule(k, d.name) & self.rule(other, d.name) for d in v.dims)])
+
     def seconds(self, kind: str, k: int, size: Numbers) -> Numbers:
         """Seconds of a collective of this many bytes (V of `cost.transfer`) over axis `k`; 0 on one device."""
         return np.where(self.sizes[k] > 1, self.latency[kind][k] + self.per_byte[kind][k] * size, 0.0)
@@ -146,7 +150,7 @@ class Screen:
         self.homes: dict[Var, Homes | None] = {v: self._ruled(v, h) for v, h in nowhere.items()}
         self.saved = self.zero  # bytes of the forward pass that the backward pass reads
         self._runs: dict[str, dict[Outcome, float]] = {}  # by loop: how often each equation runs, equal ones together
-        self._sent: dict[Var, Numbers] = {}  # seconds of communication in the equations of values
+        self._sent: dict[Var, tuple[Numbers, Numbers]] = {}  # seconds in which equations send data, and gather weights
         self._spared: dict[str, Numbers] = {}  # by loop: seconds that are not sent, because a value is stored
         self._run(work.works, 1.0, "")
         self.saved = sum((self.bytes_of(v, self.homes.get(v)) for v in work.saved), self.saved)
@@ -178,7 +182,9 @@ class Screen:
             else:
                 known = self._outcome(each)
                 self.homes.update(zip(each.eqn.outs, known.homes, strict=True))
-                self._sent.update(dict.fromkeys(each.eqn.outs, known.rows[CRITICAL]))
+                self._sent.update(
+                    dict.fromkeys(each.eqn.outs, (known.rows[CRITICAL], sum(known.rows[WEIGHTS:], self.zero)))
+                )
                 runs[known] = runs.get(known, 0.0) + trips
 
     def _outcome(self, work: EquationWork) -> Outcome:
@@ -193,8 +199,8 @@ class Screen:
         """Store a value of the forward pass where recomputing it would send data."""
         (_, recomputed), (kept,) = eqn.ins, eqn.outs
         self.homes[kept] = self.homes.get(recomputed)
-        sent = self._sent.get(recomputed, self.zero)
-        self.saved = self.saved + np.where(sent > 0, self.bytes_of(kept, self.homes[kept]) * trips, 0.0)
+        sent, gathered = self._sent.get(recomputed, (self.zero, self.zero))
+        self.saved = self.saved + np.where(sent + gathered > 0, self.bytes_of(kept, self.homes[kept]) * trips, 0.0)
         self._spared[loop] = self._spared.get(loop, self.zero) + sent * trips
 
     def _loop(self, loop: LoopWork, trips: float) -> None:
@@ -297,10 +303,21 @@ class Screen:
         return sent
 
     def _reduced(self, work: EquationWork, k: int, kept: Numbers) -> Numbers:
-        """Seconds of the sum of the results over axis `k`; sums of weights' gradients that no rule splits wait."""
-        size, rule = sum(map(_bytes, work.eqn.outs)) / kept, self.axes.rules(k, work.eqn.outs[0])
-        whole = self.zero if work.of_weight else self.axes.seconds("all_reduce", k, size)
-        return np.where(rule, self.axes.seconds("reduce_scatter", k, size), whole)
+        """Seconds of the sum of the results over axis `k`; sums of weights' gradients that no rule splits wait.
+
+        Gradients are scattered as the partition does: the axes of one dim together, those of several dims in order.
+        """
+        out, size = work.eqn.outs[0], self.zero + sum(map(_bytes, work.eqn.outs))
+        if not work.of_weight:
+            size = size / kept
+            whole = self.axes.seconds("all_reduce", k, size)
+        else:
+            whole = self.zero
+            for other, n in enumerate(self.axes.sizes):
+                together = self.axes.share(k, other, out)
+                before = together if other > k else self.axes.rules(other, out) & ~together & (other < k)
+                size = np.where(before, size / n, size)
+        return np.where(self.axes.rules(k, out), self.axes.seconds("reduce_scatter", k, size), whole)
 
     def _claims(self, work: EquationWork, split: Sequence[Numbers], k: int) -> dict[int, Numbers]:
         """By label: where an operand holds axis `k` along it, or, for a new dim, a rule gives it the axis."""

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..compile import Compiled
 from ..compile.pipeline import options_of
 from ..compile.plan import Plan, machine_text, planned
 from ..compile.signature import Stages
+from ..cost.machine import Machine
 from ..cost.network import has_slow_axis
 from ..cost.report.report import Report
 from ..errors import MeshdslError
 from ..ir import Graph, walk
 from ..layouts import Layout, Mesh
 from ..trace import tree
-from .evaluate import SearchProblem
-from .request import SearchRequest
+
+
+@dataclass(frozen=True, eq=False)
+class SearchProblem:
+    """A graph to search a layout for, and the function that compiles and costs it."""
+
+    graph: Graph
+    cost: Callable[[Mesh, Layout], Report]  # raises `LayoutError` for an illegal layout
+    results: tuple[str, ...]  # paths of the results
+    plan: Plan  # the knobs other than mesh, layout and machine
+    machine: str | None  # if it decides part of them
 
 
 class Variants:
@@ -33,11 +45,12 @@ class Variants:
         compiled: Compiled,
         args: Sequence[Any],
         title: str,
-        request: SearchRequest,
+        machine: Machine,
+        limit: float = math.inf,
         first: Mapping[str, Any] | None = None,
     ):
         self.compiled, self.args, self.title = compiled, args, title
-        self.request, self.machine = request, request.machine
+        self.machine, self.limit = machine, limit  # bytes per device
         own = compiled.plan.replace(mesh="", layout="")
         self.base = own.replace(**(first or {}))  # where the search starts
         self.priced = "steps" in (first or {})  # the search's machine decides on steps in plans with "auto"
@@ -102,18 +115,13 @@ class Variants:
         stages, _ = compiled.under(compiled.mesh, compiled.layout)._for(self.args)
         if priced:  # on a mesh; on one device, no axis is slow
             compiled.options = dataclasses.replace(compiled.options, machine=self.machine)
-        options, request = compiled.options, self.request
 
         def cost(mesh: Mesh, layout: Layout) -> Report:
-            under = compiled.under(mesh, layout)
-            report = under.cost(*self.args, machine=request.machine, limit=request.limit)
+            report = compiled.under(mesh, layout).cost(*self.args, machine=self.machine, limit=self.limit)
             return dataclasses.replace(report, title=self.title)
 
-        plain = options.weight_update.mode == "replicated" and options.overlap.mode == "none" and not options.unroll
-        plain = plain and not options.weight_update.bucket_bytes
-        plain = plain and (options.machine is None or options.steps == "flat")
         name = machine_text(self.machine) if knobs.needs_machine or priced else None
-        return SearchProblem(stages.graph, cost, _paths(stages), plain, knobs, name)
+        return SearchProblem(stages.graph, cost, _paths(stages), knobs, name)
 
 
 def _paths(stages: Stages) -> tuple[str, ...]:

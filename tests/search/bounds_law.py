@@ -19,9 +19,8 @@ import jax
 import meshdsl as md
 from meshdsl.models import gpt_moe, mlp, moe_transformer, resnet, seq2seq, transformer
 from meshdsl.search.api import _compiled
-from meshdsl.search.evaluate import evaluate
+from meshdsl.search.costed import evaluate
 from meshdsl.search.floor import floor, kernels
-from meshdsl.search.request import SearchRequest
 from meshdsl.search.space import Space, space
 from meshdsl.search.variants import Variants
 from tests.lowering.maker import program
@@ -79,7 +78,7 @@ def violations(
     """Check random layouts of one function, or one given; raises `AssertionError` for a bound above a cost."""
     rng, grid, on = random.Random(seed), md.Mesh(mesh), md.machine(machine)
     compiled, args = _compiled(f, tuple(args))
-    variants = Variants(compiled, args, "", SearchRequest(on))
+    variants = Variants(compiled, args, "", on)
     problem = variants.problem(variants.base)
     candidates = space(problem.graph)
     least, counts = floor(kernels(problem.graph), on, grid.size), Counter[str](functions=1)
@@ -104,7 +103,7 @@ def other_knobs(f: Any, compiled: Any, args: Sequence[Any], mesh: str, on: md.Ma
     Returns the number of bounds checked.
     """
     rng, grid, checked = random.Random(seed), md.Mesh(mesh), 0
-    variants = Variants(compiled, args, "", SearchRequest(on))
+    variants = Variants(compiled, args, "", on)
     free = variants.canonical(variants.base.replace(remat="none")) if hasattr(f, "train_step") else None
     least = variants.problem(free or variants.base)
     for _ in range(6):

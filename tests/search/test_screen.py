@@ -11,10 +11,9 @@ import pytest
 import meshdsl as md
 from meshdsl.models import transformer
 from meshdsl.search.api import _compiled
+from meshdsl.search.costed import evaluate
 from meshdsl.search.digest import digest
 from meshdsl.search.estimate import Estimate
-from meshdsl.search.evaluate import evaluate
-from meshdsl.search.request import SearchRequest
 from meshdsl.search.roles import best_roles
 from meshdsl.search.screen import Axes, Candidate, Screen
 from meshdsl.search.space import space
@@ -29,7 +28,7 @@ H100 = md.machine("h100")
 def costs() -> tuple[Any, Any, Any]:
     """Exact seconds, estimated seconds, and whether an estimate is infinite, of every layout of four dims."""
     compiled, args = _compiled(LM, ())
-    problem = Variants(compiled, args, "", SearchRequest(H100)).problem(compiled.plan.replace(mesh="", layout=""))
+    problem = Variants(compiled, args, "", H100).problem(compiled.plan.replace(mesh="", layout=""))
     mesh, layouts = md.Mesh("x:2 y:4"), space(problem.graph, dims=["batch", "d_ff", "heads", "model"])
     every = [
         layouts.layout(mesh, [role, other]) for role in ROLES for other in ROLES if layouts.allows(mesh, [role, other])
@@ -71,7 +70,7 @@ def test_estimates_have_the_order_of_exact_costs(costs: tuple[Any, Any, Any]):
 
 def test_roles_of_few_devices_have_the_batch_first():
     compiled, args = _compiled(LM, ())
-    problem = Variants(compiled, args, "", SearchRequest(H100)).problem(compiled.plan.replace(mesh="", layout=""))
+    problem = Variants(compiled, args, "", H100).problem(compiled.plan.replace(mesh="", layout=""))
     work = digest(problem.graph, problem.results)
 
     def score(candidates: Sequence[Candidate]) -> tuple[Any, Any]:
