@@ -146,7 +146,8 @@ def __getattr__(name: str) -> Any:
         module = importlib.import_module(f"{__name__}.{_PUBLIC[name]}")
         value: Any = getattr(module, name)
     else:
-        raise AttributeError(f"meshdsl has no name {name!r}{_way_out(name)}")
+        text = f"meshdsl has no name {name!r}{_way_out(name)}"
+        raise AttributeError(text, name=name, obj=None)  # with this module as obj, Python would add a guess of its own
     types.ModuleType.__setattr__(sys.modules[__name__], name, value)
     return value
 

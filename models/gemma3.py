@@ -43,14 +43,18 @@ def settings(hub: md.HubConfig) -> dict[str, Any]:
         whole = rotary.read(full, full.number("rope_theta", 1000000.0))
         local = rotary.read(near, near.number("rope_theta", 10000.0))
         tables.close()
+        for key, same in (("rope_theta", whole), ("rope_local_base_freq", local)):  # as transformers 4 has them
+            hub.number(key, same.base)
+        hub.table("rope_scaling")
     return {"rotary": whole, "local_rotary": local}
 
 
 def config_of(config: Config) -> dict[str, Any]:
     """The keys of config.json for the windows and both kinds of rotary positions."""
-    tables = {"full_attention": config.rotary, "sliding_attention": config.local_rotary or config.rotary}
-    written = {kind: rotary.written(positions) for kind, positions in tables.items()}
-    return {"rope_parameters": written, **gemma_names.written(config)}
+    local = config.local_rotary or config.rotary
+    tables = {"full_attention": rotary.written(config.rotary), "sliding_attention": rotary.written(local)}
+    older = {**rotary.to_hub(config), "rope_local_base_freq": local.base}
+    return {**older, "rope_parameters": tables, **gemma_names.written(config)}
 
 
 HUGGING_FACE = replace(

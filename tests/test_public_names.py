@@ -14,6 +14,7 @@ import jax
 import pytest
 
 import meshdsl as md
+from meshdsl.errors import detours
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = [
@@ -88,6 +89,23 @@ def test_tensor_has_operators_after_import():
 
 def test_public_names_exclude_planned_names():
     assert not PLANNED & set(md.__all__), "it is there now: say so in README.md"
+
+
+@pytest.mark.parametrize(("name", "way_out"), {
+    "concatenate": "use md.concat", "log_sigmoid": "use -md.softplus", "psum": "the layout decides what is sent",
+    "celu": "md.map(jax.nn.celu, x)", "xlogy": "md.map(jax.scipy.special.xlogy, x)", "sinc": "md.local(jnp.sinc, x",
+    "glu": "md.local(jax.nn.glu, x", "arctan": "md.atan", "softmx": "did you mean md.softmax",
+}.items())  # fmt: skip
+def test_a_missing_name_says_what_to_write(name: str, way_out: str) -> None:
+    with pytest.raises(AttributeError, match=f"(?s)no name '{name}'.*{re.escape(way_out)}"):
+        getattr(md, name)
+
+
+def test_what_to_write_instead_exists() -> None:
+    for name, way_out in detours.INSTEAD.items():
+        assert not hasattr(md, name), name
+        for path in re.findall(r"\bmd\.([\w.]+\w)", way_out):
+            FAMILIES.documented(path)
 
 
 def test_version_is_the_projects() -> None:

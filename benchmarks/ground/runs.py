@@ -26,7 +26,10 @@ __all__ = ["Run", "runs"]
 MODEL_AXIS = "heads:model; d_ff:model; vocab:model"
 FULL = {"compute_dtype": "bfloat16", "reduce_dtype": "bfloat16", "remat": True}
 GPT = {**FULL, "activation": "gelu", "tied": True}
-LLAMA = {**FULL, "activation": "silu", "gated": True, "norm": "rms", "positions": "rotary"}
+# MaxText's configurations leave grad_dtype of its base.yml as it is, float32
+LLAMA = {
+    **FULL, "reduce_dtype": "float32", "activation": "silu", "gated": True, "norm": "rms", "positions": "rotary"
+}  # fmt: skip
 SIZES = {  # layers, d_model, heads of keys, queries per key, d_ff, vocabulary
     "Llama2-70B": (80, 8192, 8, 8, 28672, 32000),
     "Llama3.1-8B": (32, 4096, 8, 4, 14336, 128256),
@@ -135,9 +138,11 @@ def _maxtext(row: dict[str, Any]) -> Iterator[Run]:
     fsdp = int(p["ici"].split()[0].removeprefix("fsdp"))
     chips = fsdp * tp * p["dcn_data"]
     gated, length, vocab = m.get("gated_mlp", False), m.get("seq", 2048), m.get("vocab", 32000)  # MaxText's defaults
+    # with tensor parallelism most sums are those of activations, which MaxText keeps in bfloat16
+    reduced = "float32" if tp == 1 else "bfloat16"
     workload = lm.replace(
-        **LLAMA | {"gated": gated}, batch=m["per_device_batch"] * chips, length=length, vocab=vocab,
-        layers=m["layers"], d_model=m["d_model"], heads=m["heads"], d_head=m["d_head"], d_ff=m["d_ff"],
+        **LLAMA | {"gated": gated, "reduce_dtype": reduced}, batch=m["per_device_batch"] * chips, length=length,
+        vocab=vocab, layers=m["layers"], d_model=m["d_model"], heads=m["heads"], d_head=m["d_head"], d_ff=m["d_ff"],
     )  # fmt: skip
     width = m["heads"] * m["d_head"]
     matrices = m["layers"] * (4 * m["d_model"] * width + (2 + gated) * m["d_model"] * m["d_ff"]) + m["d_model"] * vocab
@@ -151,9 +156,8 @@ def _maxtext(row: dict[str, Any]) -> Iterator[Run]:
 def _maxtext_h100(row: dict[str, Any]) -> Iterator[Run]:
     m, nodes = row["model_config"], row["parallelism"]["nodes"]
     gpus, length, vocab, each = 8 * nodes, m["seq"], 32000, 4
-    # its configuration leaves grad_dtype of base.yml as it is, float32
     workload = lm.replace(
-        **LLAMA | {"remat": "products", "reduce_dtype": "float32"}, batch=each * gpus, length=length, vocab=vocab,
+        **LLAMA | {"remat": "products"}, batch=each * gpus, length=length, vocab=vocab,
         layers=m["layers"], d_model=m["d_model"], heads=m["heads"], d_head=m["d_model"] // m["heads"], d_ff=m["d_ff"],
     )  # fmt: skip
     matrices = m["layers"] * (4 * m["d_model"] ** 2 + 3 * m["d_model"] * m["d_ff"]) + m["d_model"] * vocab

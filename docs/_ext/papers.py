@@ -87,10 +87,11 @@ def predictions(points: Sequence[dict[str, Any]]) -> str:
     return picture(right + 16, bottom + 42, "predicted and measured step times", *drawn)
 
 
-def curve(runs: Mapping[str, Mapping[int, float]], mark: tuple[int, str]) -> str:
-    """Losses over steps, a line for each run, and a mark at one step."""
+def curve(runs: Mapping[str, Mapping[int, float]], mark: tuple[int, str] | None = None, unit: str = "") -> str:
+    """Losses over steps, points of one colour for each run, and a mark at one step."""
     left, right, bottom = 60, WIDTH - 16, 260
-    entries = [(f"part-{2 * i}", name) for i, name in enumerate(runs)]
+    colours = ("part-0", "held-4") if len(runs) < 3 else ("part-0", "held-5", "part-3", "held-4")
+    entries = [*zip(colours, runs, strict=False)]
     legend_svg, top = legend(entries, left, 2, right - left)
     last, high = (
         max(n for run in runs.values() for n in run),
@@ -103,13 +104,15 @@ def curve(runs: Mapping[str, Mapping[int, float]], mark: tuple[int, str]) -> str
         axis("bottom", x, steps(last, 8), lambda n: f"{n:g}", bottom, top + 8),
         axis("left", y, [*range(low, math.ceil(high) + 1)], lambda n: f"{n:g}", left, right),
         text((left + right) / 2, bottom + 32, "step", anchor="middle", cls="label"),
-        element("line", x1=x(mark[0]), x2=x(mark[0]), y1=top + 8, y2=bottom, cls="peak"),
-        text(x(mark[0]) + 6, top + 20, mark[1], cls="strong halo"),
+        text(right - 4, top + 22, unit, anchor="end", cls="label halo"),
     ]
-    for i, run in enumerate(runs.values()):
+    if mark is not None:
+        drawn.append(element("line", x1=x(mark[0]), x2=x(mark[0]), y1=top + 8, y2=bottom, cls="peak"))
+        drawn.append(text(x(mark[0]) + 6, top + 20, mark[1], cls="strong halo"))
+    for i, ((cls, _), run) in enumerate(zip(entries, runs.values(), strict=True)):
         for n, loss in run.items():
             tip = f"step {n}: {loss:.4f}"
-            drawn.append(element("circle", tip=tip, cx=x(n), cy=y(loss), r=3.4 - 1.6 * i, cls=f"part-{2 * i}"))
+            drawn.append(element("circle", tip=tip, cx=x(n), cy=y(loss), r=3.4 - 1.6 * (i % 2), cls=cls))
     return picture(WIDTH, bottom + 40, "training curve", *drawn)
 
 

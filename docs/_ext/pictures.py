@@ -214,10 +214,20 @@ def measured(lines: Path, runs: Sequence[Path]) -> dict[str, str]:
     return {name: _alone(svg) for name, svg in drawn.items()}
 
 
+def tuned(lines: Path) -> dict[str, str]:
+    """The curves of `python -m benchmarks.fine_tuning`: bits per byte of each run, in training and held out."""
+    runs: dict[str, dict[int, float]] = {}
+    for point in map(json.loads, lines.read_text(encoding="utf-8").splitlines()):
+        runs.setdefault(f"{point['run']}, {point['split']}", {})[point["step"]] = point["bits_per_byte"]
+    return {"fine_tuning.svg": _alone(curve(dict(sorted(runs.items())), unit="bits per byte"))}
+
+
 if __name__ == "__main__":
     every = pictures() | charts() | case_study()
     every |= {name: _alone(svg) for name, svg in papers(ROOT / "docs" / "figures.json").items()}
-    if len(sys.argv) > 1:  # what was measured elsewhere: points, a whole run, and a run in two parts
+    if sys.argv[1:2] == ["--tuned"]:
+        every = tuned(Path(sys.argv[2]))
+    elif len(sys.argv) > 1:  # what was measured elsewhere: points, a whole run, and a run in two parts
         file, *runs = map(Path, sys.argv[1:])
         every |= measured(file, runs)
     for name, svg in every.items():

@@ -21,6 +21,8 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
+import meshdsl as md
+
 FOLDER = "reference"
 
 
@@ -53,7 +55,9 @@ def page(name: str, title: str) -> str:
 
 
 def _directive(name: str) -> list[str]:
-    value = documented(name)
+    value, short = documented(name), name.rpartition(".")[2]
+    if short != name and getattr(md, short, None) is value:  # Sphinx takes one description of a class
+        return [f".. py:data:: meshdsl.{name}", "", f"   The same as `md.{short}`.".replace("`", "``"), ""]
     if isinstance(value, type):
         return [f".. autoclass:: meshdsl.{name}", "   :members:", ""]
     if callable(value):

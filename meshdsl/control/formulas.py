@@ -1,10 +1,10 @@
-"""Formulas of products and exponentials that are operations: softmax, attention, and the logits of targets.
+"""Formulas of products and exponentials that are operations: softmax, attention, and cross entropy.
 
 A formula of attention stores its scores, one for each query and key, several times for its gradient; `md.attention`
 computes them in blocks. A formula of softmax stores the exponentials and their sum; `md.softmax` keeps its result. A
-read of one logit in each row has a scatter as its gradient; a sum over a mask has none, and runs with the sum of the
-exponentials. They are found in a graph, before it is differentiated, from the equation that ends them: the product of
-weights and values, the division, or the read.
+read of one logit in each row of a cross entropy becomes a sum over a mask, of the values whose exponentials are summed:
+one kernel and one all-reduce compute both sums, and the gradient has no scatter. Formulas are found in a graph, before
+it is differentiated, from the equation that ends them: the product of weights and values, the division, or the read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..ir import Call, Eqn, Graph, Scan, Var, dce
 from ..ops.attention import attention
 from ..ops.contraction import EINSUM
 from ..ops.dtypes import CAST, cast
-from ..ops.elementwise import ADD, DIVIDE, EXP, MAXIMUM, MULTIPLY, STOP_GRADIENT, SUBTRACT, WHERE, where
-from ..ops.indexing import TAKE, one_hot
+from ..ops.elementwise import ADD, DIVIDE, EQUAL, EXP, MAXIMUM, MULTIPLY, STOP_GRADIENT, SUBTRACT, WHERE, where
+from ..ops.indexing import IOTA, TAKE, one_hot
 from ..ops.placement import PREFER
 from ..ops.reductions import BROADCAST, MAX, SUM, sum
 from ..ops.reshape import TRANSPOSE, transpose
@@ -113,13 +113,13 @@ class _Search:
         self.outside = outside
         self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
         self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
-        self.exponentials = {  # (logits, dim) of which exponentials are summed
-            (self.through(v), d)
+        self.powers = {  # (logits, dim): the exponents of the sum of their exponentials
+            (self.through(logits), d): exponents
             for eqn in graph.eqns
             if eqn.op is SUM and (power := self.made(self.through(eqn.ins[0]), EXP)) is not None
-            for below in [self.made(self.through(power.ins[0]), SUBTRACT)]
-            for v in (power.ins[0], *(below.ins[:1] if below is not None else ()))
+            for exponents in [self.through(power.ins[0])]
             for d in eqn.params["over"]
+            for logits in (exponents, self.shifts(exponents, d)[0])
         }
 
     def inside(self, eqn: Eqn) -> Eqn:
@@ -141,9 +141,14 @@ class _Search:
         if eqn.op is DIVIDE and (found := self.softmax(eqn)) is not None:
             x, over = found
             return _inlined(eqn, [x], lambda x: softmax(x, over))
-        if eqn.op is TAKE and self.picks_logits(eqn):
-            over = eqn.params["over"]
-            return _inlined(eqn, eqn.ins, lambda x, i: sum(where(one_hot(i, over, bool), x, 0), over))
+        if eqn.op is TAKE:
+            x, i = eqn.ins
+            return self.target_logits(eqn, x, i, eqn.params["over"]) or (eqn,)
+        if eqn.op is SUM and (product := self.made(eqn.ins[0], MULTIPLY)) is not None:
+            for x, mask in (product.ins, product.ins[::-1]):
+                i, over = self.one_hot(mask) or (None, None)
+                if i is not None and over is not None and over in eqn.params["over"]:
+                    return self.target_logits(eqn, x, i, over) or (eqn,)
         return (eqn,)
 
     def made(self, v: Var, *ops: Any) -> Eqn | None:
@@ -183,12 +188,52 @@ class _Search:
         largest = self.made(v, MAX)
         return largest is not None and largest.ins[0] is of and set(largest.params["over"]) == set(over)
 
-    def picks_logits(self, eqn: Eqn) -> bool:
-        """True for a read of one element in each row of logits or their log-softmax."""
-        (x, i), over = eqn.ins, eqn.params["over"]
-        below = self.made(self.through(x), SUBTRACT)
-        logits = {self.through(v) for v in (x, *(below.ins[:1] if below is not None else ()))}
-        return {*i.dims, over} == set(x.dims) and any((v, over) in self.exponentials for v in logits)
+    def one_hot(self, v: Var) -> tuple[Var, Dim] | None:
+        """The index and the dim of one-hot vectors; None for another value."""
+        same = self.made(self.through(v), EQUAL)
+        sides = [self.through(x, BROADCAST, TRANSPOSE, CAST) for x in same.ins] if same is not None else []
+        for i, places in (sides, sides[::-1]) if sides else ():
+            if self.made(places, IOTA) is not None and places.dims[0] not in i.dims and i.dtype.kind in "iu":
+                return i, places.dims[0]
+        return None
+
+    def shifts(self, v: Var, over: Dim) -> tuple[Var, list[Var]]:
+        """What values that are equal along a dim are subtracted from, and these values, first to last."""
+        shifts = list[Var]()
+        while (eqn := self.made(self.through(v, PREFER, TRANSPOSE), SUBTRACT)) is not None:
+            shift = self.through(eqn.ins[1], BROADCAST)
+            if over in shift.dims or set(eqn.ins[0].dims) != set(v.dims):
+                break
+            v, shifts = eqn.ins[0], [shift, *shifts]
+        return self.through(v, PREFER, TRANSPOSE), shifts
+
+    def target_logits(self, eqn: Eqn, x: Var, i: Var, over: Dim) -> Sequence[Eqn] | None:
+        """The equations of a read of one element in each row, or of its sum, if rows are logits or their log-softmax.
+
+        For the exponents z - m of a cross entropy, logits z are read as (z - m) + m, and z - m - log(sum) as the
+        exponents minus the logarithm. An index out of range reads 0.
+        """
+        while (wider := self.made(x, CAST)) is not None and wider.ins[0].dtype.itemsize <= x.dtype.itemsize:
+            (x,) = wider.ins
+        logits, minus = self.shifts(x, over)
+        exponents = self.powers.get((self.through(logits), over))
+        if exponents is None or {*i.dims, over} != set(x.dims):
+            return None
+        start, plus = self.shifts(exponents, over)
+        if start is not logits:  # a cast is between them
+            exponents, plus, minus = x, [], []
+        while plus and minus and plus[0] is minus[0]:
+            plus, minus = plus[1:], minus[1:]
+
+        def read(x: Tensor, i: Tensor, *shifts: Tensor) -> Tensor:
+            y = sum(where(one_hot(i, over, bool), x, 0), over)
+            for k, shift in enumerate(shifts):
+                y = y + shift if k < len(plus) else y - shift
+            y = where((i >= 0) & (i < over.size), y, 0) if shifts else y
+            rest = [d for d in y.dims if d not in eqn.outs[0].dims]
+            return sum(cast(y, eqn.outs[0].dtype), rest) if rest else y
+
+        return _inlined(eqn, [exponents, i, *reversed(plus), *minus], read)
 
     def attention(self, eqn: Eqn) -> Sequence[Eqn] | None:
         """Attention in the place of the product of its weights and values."""

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -295,15 +296,24 @@ def expect(name: str, value: Any, *kinds: Any) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A suggestion for a misspelt name: the closest known name, and a list of all known names.
+    """A suggestion for a misspelt name: the closest known name, or one that it contains, and a list of all known names.
 
     >>> nearest("hiden", ["batch", "hidden"])
     "did you mean 'hidden'? there are: batch, hidden"
     """
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6) or [k for k in known if len(k) > 3 and k in name]
     listing = f"there are: {', '.join(known)}" if known else "there are none"
     return f"did you mean {close[0]!r}? {listing}" if close else listing
+
+
+def nearest_path(path: Path, pattern: str = "*") -> str:
+    """The suggestion for a missing path: the nearest ones of its folder; the pattern `*/` finds folders only."""
+    try:
+        there = sorted(str(p) for p in path.parent.glob(pattern))
+    except (OSError, ValueError):  # a name that is too long
+        there = []
+    return nearest(str(path), there if len(there) <= 20 else difflib.get_close_matches(str(path), there))
 
 
 @cache

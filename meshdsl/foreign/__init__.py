@@ -3,7 +3,7 @@
 `trace` traces a function that contains `jax.shard_map`, on its own mesh and on others. `simulate` runs the jaxpr on the
 blocks of all devices, `collectives` moves them. `explain` says of a value what its blocks are of a value that one
 device computes, and `findings` goes back from a wrong result to where that ends. `static` follows shardings without
-computing. `price` lists what is sent, `names` follows dims, and `verify` has `md.verify_jax`.
+computing, from one of `states` to the next. `price` lists what is sent, and `verify` has `md.verify_jax`.
 """
 
 from .report import JaxReport

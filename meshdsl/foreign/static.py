@@ -10,67 +10,41 @@ unknown, and so are the values computed from it: they are called neither right n
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from .. import jax_functions
-from ..errors import NOWHERE, Where
-from ..jax_functions.table import FIRST, JOINT, MIX, PRODUCTS, SUM, TABLE, equation
+from ..errors import NOWHERE
+from ..jax_functions.table import JOINT, MIX, PRODUCTS, SUM, TABLE, equation
 from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, called, split_over
 from .constraints import Constraint, constraint, over_of, target
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation
 from .findings import Finding
 from .simulate import is_library, lines_of
+from .states import (
+    LINEAR,
+    SCALED,
+    UNKNOWN,
+    Followed,
+    Names,
+    either,
+    how_of,
+    moved,
+    names_of,
+    number_of,
+    reshaped,
+    shifted,
+    unknown,
+)
 
-UNKNOWN = "unknown"
-Names = tuple[str, ...]  # a dim for each axis of a value, "" where none is known
-_LINEAR = FIRST | CASTS | {"transpose", "squeeze", "reduce_window_sum"}
+NEEDED = {**dict.fromkeys(SUMS, PARTIAL), "pmax": EXTREME, "pmin": EXTREME}  # by what a collective needs
 _KEEP_EXTREMES = {"max", "broadcast_in_dim", "reshape", "squeeze", "transpose", "convert_element_type"}
 # A product with a mask of one device is right though its operand is partial, as is a comparison with zero.
 _MASKS = {"mul", "eq", "ne", "lt", "gt", "le", "ge", "select_n", "sign"}
-
-
-@dataclass(frozen=True)
-class Followed:
-    """The sharding of a value along each mesh axis; along an axis that is not named, it is replicated.
-
-    `scale`: times what one device computes, None if unknown. `zero`: made of zeros alone. `assumed`: something behind
-    it is not decided, and is taken to be right to go on. `source`: the equation that made it partial, or scaled it.
-    `inside` and `spec`: what a result of `shard_map` is in there; `joined`: the finding, if `spec` is wrong about it.
-    """
-
-    over: Mapping[str, str | int] = field(default_factory=dict[str, str | int])
-    scale: float | None = 1.0
-    zero: bool = False
-    assumed: bool = False
-    source: Any = None
-    names: Names = ()
-    inside: Followed | None = None
-    spec: Any = None
-    joined: Finding | None = None
-
-    def along(self, axis: str) -> str | int:
-        return self.over.get(axis, REPLICATED)
-
-    @property
-    def is_known(self) -> bool:
-        return self.scale is not None and UNKNOWN not in self.over.values()
-
-    @property
-    def what(self) -> tuple[Any, ...]:
-        """The fields in which two states are compared."""
-        over = {a: how for a, how in self.over.items() if how != REPLICATED}
-        return over, self.scale, self.zero, self.assumed
-
-    @property
-    def lines(self) -> tuple[Where, ...]:
-        return () if self.source is None else lines_of(self.source)
 
 
 @dataclass
@@ -131,11 +105,11 @@ class Static:
             twin = self.twins.get(id(eqn))
             like = [None] * len(eqn.invars) if twin is None else twin.invars
             pairs = zip(eqn.invars, like, strict=True)
-            values = [_number(v, w) if isinstance(v, Literal) else env[v] for v, w in pairs]
+            values = [number_of(v, w) if isinstance(v, Literal) else env[v] for v, w in pairs]
             outs = self.equation(eqn, values, mesh, caller if library else eqn)
             env.update(zip(eqn.outvars, outs, strict=True))
         self.names.update((v, state.names) for v, state in env.items() if any(state.names))
-        return [_number(v, None) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+        return [number_of(v, None) if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def equation(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         name = eqn.primitive.name
@@ -155,7 +129,7 @@ class Static:
         if name in KINDS:
             return [self.collective(eqn, state, mesh, source) for state in ins]
         if name == "axis_index" or (name not in TABLE and not all(s.is_known and not s.over for s in ins)):
-            return [_unknown(mesh)] * len(eqn.outvars)
+            return [unknown(mesh)] * len(eqn.outvars)
         return [self.computed(eqn, ins, mesh, source)] * len(eqn.outvars)
 
     def call(self, eqn: Any, body: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
@@ -168,8 +142,8 @@ class Static:
 
     def branches(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         bodies = [jax_functions.opened(body)[0] for body in jax_functions.inner(eqn)]
-        outs = [_either(own) for own in zip(*(self.jaxpr(b, ins[1:], mesh, source) for b in bodies), strict=True)]
-        return outs if ins[0].is_known and not ins[0].over else [_unknown(mesh) for _ in outs]
+        outs = [either(own) for own in zip(*(self.jaxpr(b, ins[1:], mesh, source) for b in bodies), strict=True)]
+        return outs if ins[0].is_known and not ins[0].over else [unknown(mesh) for _ in outs]
 
     def computed(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> Followed:
         over = {axis: self.along(eqn, axis, ins, source) for axis in mesh}
@@ -177,9 +151,9 @@ class Static:
         made = next((s.source for s in ins if s.source is not None), None)
         if made is None and not {PARTIAL, EXTREME}.isdisjoint(over.values()):
             made = source
-        zero = bool(ins) and all(s.zero for s in ins) and eqn.primitive.name in _LINEAR | JOINT
+        zero = bool(ins) and all(s.zero for s in ins) and eqn.primitive.name in LINEAR | JOINT
         scale = None if UNKNOWN in over.values() else self.scale(eqn, ins, source)
-        return Followed(over, scale, zero, any(s.assumed for s in ins), made, _names(eqn, ins))
+        return Followed(over, scale, zero, any(s.assumed for s in ins), made, names_of(eqn, ins))
 
     def shard_map(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         sizes, p = dict(eqn.params["mesh"].shape), eqn.params
@@ -221,37 +195,31 @@ class Static:
         rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
         carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
         fixed = len(ins) - rows - carries
-        row, carry = [_shifted(s, -1) for s in ins[fixed + carries :]], ins[fixed : fixed + carries]
+        row, carry = [shifted(s, -1) for s in ins[fixed + carries :]], ins[fixed : fixed + carries]
         self.quiet += 1
         while True:  # each trip makes a carry no more known, so this ends
             outs = self.jaxpr(body, [*ins[:fixed], *carry, *row], mesh, source)
-            new = [_either([a, b]) for a, b in zip(carry, outs, strict=False)]
+            new = [either([a, b]) for a, b in zip(carry, outs, strict=False)]
             if [s.what for s in new] == [s.what for s in carry]:
                 break
             carry = new
         self.quiet -= 1
         outs = self.jaxpr(body, [*ins[:fixed], *carry, *row], mesh, source)
-        return [*carry, *(_shifted(s, 1) for s in outs[carries:])]
+        return [*carry, *(shifted(s, 1) for s in outs[carries:])]
 
     def collective(self, eqn: Any, state: Followed, mesh: Axes, source: Any) -> Followed:
         """A value after a collective; what is unknown before a sum or a gather is taken to be what it needs."""
-        name, over, scale, made, assumed = (
-            eqn.primitive.name,
-            dict(state.over),
-            state.scale,
-            state.source,
-            state.assumed,
-        )
+        name, over, scale = eqn.primitive.name, dict(state.over), state.scale
+        made, assumed = state.source, state.assumed
         for a in [a for a in axes_of(eqn) if mesh[a] > 1]:
             how = UNKNOWN if eqn.params.get("axis_index_groups") else state.along(a)
             partial = how in (PARTIAL, EXTREME)
             if name in SUMS and how == REPLICATED and scale is not None and not state.zero:
                 scale, made = scale * mesh[a], source
-            elif name in SUMS and (isinstance(how, int) or how == EXTREME):
-                self.wrong(eqn, source, f"adds over {a!r} {_how(how)}", (a,), state)
-            elif name in ("pmax", "pmin") and (how == PARTIAL or isinstance(how, int)):
-                self.wrong(eqn, source, f"takes the extreme over {a!r} of {_how(how)}", (a,), state)
-            over[a] = _moved(eqn, how)
+            elif name in NEEDED and (isinstance(how, int) or (partial and how != NEEDED[name])):
+                what = "adds" if name in SUMS else "takes the extreme of"
+                self.wrong(eqn, source, f"{what} {how_of(how)} over {a!r}", (a,), state)
+            over[a] = moved(eqn, how)
             if over[a] == UNKNOWN and KINDS[name] in ("all_reduce", "all_gather"):
                 over[a], scale, assumed = REPLICATED, 1.0, True
             made = None if partial and scale == 1.0 else made
@@ -264,7 +232,7 @@ class Static:
         if UNKNOWN in hows or all(how == REPLICATED for how in hows):
             return UNKNOWN if UNKNOWN in hows else REPLICATED
         if name == "reshape" and isinstance(hows[0], int):
-            return _reshaped(equation(eqn), hows[0])
+            return reshaped(equation(eqn), hows[0])
         targets, results = [*TABLE[name](equation(eqn)), *[()] * len(ins)], set[str | int]()
         for i, how in enumerate(hows):
             if isinstance(how, int):
@@ -285,12 +253,12 @@ class Static:
         elif name in JOINT:
             keeps = all(s.along(axis) == how or s.zero or (name == "select_n" and k == 0) for k, s in others)
         else:
-            keeps = alone and (name in PRODUCTS or (name in _LINEAR and i == 0))
+            keeps = alone and (name in PRODUCTS or (name in LINEAR and i == 0))
         if keeps:
             return how
         if not alone or name in _MASKS or name.startswith(("scatter", "dynamic_update")):
             return UNKNOWN
-        self.wrong(eqn, source, f"an operand is {_how(how)} over {axis!r}", (axis,), ins[i])
+        self.wrong(eqn, source, f"an operand is {how_of(how)} over {axis!r}", (axis,), ins[i])
         return UNKNOWN
 
     def scale(self, eqn: Any, ins: list[Followed], source: Any) -> float | None:
@@ -300,14 +268,8 @@ class Static:
             return None
         if all(scale == 1.0 for scale in scales):
             return 1.0
-        if name in PRODUCTS:
-            return scales[0] * scales[1]
-        if name == "div":
-            return scales[0] / scales[1]
-        if name in ("integer_pow", "square"):
-            return scales[0] ** eqn.params.get("y", 2)
-        if name in _LINEAR or name == "reduce_max":
-            return scales[0]
+        if name in SCALED:
+            return SCALED[name](scales, eqn.params)
         used = sorted({scale for s, scale in zip(ins, scales, strict=True) if not s.zero})
         if name in JOINT and len(used) == 1:
             return used[0]
@@ -322,88 +284,8 @@ class Static:
         return None
 
 
-def _moved(eqn: Any, how: str | int) -> str | int:
-    """The state of a value along a mesh axis after a collective over this axis."""
-    p, kind = eqn.params, KINDS[eqn.primitive.name]
-    if how == UNKNOWN or (not p.get("tiled", True) and kind != "all_to_all"):
-        return UNKNOWN
-    match kind:
-        case "all_reduce":
-            return UNKNOWN if isinstance(how, int) else REPLICATED
-        case "reduce_scatter":
-            return UNKNOWN if isinstance(how, int) else p["scatter_dimension"]
-        case "all_gather":
-            return REPLICATED if how == p["all_gather_dimension"] else UNKNOWN
-        case "all_to_all":
-            return p["split_axis"] if how == p["concat_axis"] else UNKNOWN
-        case _:
-            return UNKNOWN
-
-
 def _pair(jaxpr: Any, one: Any, twins: dict[int, Any]) -> None:
     for eqn, twin in zip(jaxpr.eqns, one.eqns, strict=True):
         twins[id(eqn)] = twin
         for body, other in zip(jax_functions.inner(eqn), jax_functions.inner(twin), strict=True):
             _pair(jax_functions.opened(body)[0], jax_functions.opened(other)[0], twins)
-
-
-def _number(v: Any, twin: Any) -> Followed:
-    """A number in the program; its scale is that over the number of the program on one device."""
-    x = np.asarray(v.val)
-    zero = bool(np.all(x == 0))
-    if not isinstance(twin, Literal):
-        return Followed(zero=zero, assumed=True)
-    y = np.asarray(twin.val)
-    ratio = 1.0 if x.shape == y.shape and np.array_equal(x, y, equal_nan=x.dtype.kind == "f") else None
-    if ratio is None and x.ndim == y.ndim == 0 and y != 0 and x.dtype.kind in "fiu":
-        ratio = float(x) / float(y)
-    return Followed({}, ratio, zero)
-
-
-def _reshaped(e: Any, axis: int) -> str | int:
-    """The axis of the result that begins where a split axis begins, if whole blocks stay together."""
-    before, size = math.prod(e.ins[0][:axis]), e.ins[0][axis]
-    for k, n in enumerate(e.outs[0]):
-        if math.prod(e.outs[0][:k]) == before and n and (n % size == 0 or size % n == 0) and (n > 1 or size == 1):
-            return k
-    return UNKNOWN
-
-
-def _names(eqn: Any, ins: Sequence[Followed]) -> Names:
-    """The dims of a result, from those of the operands."""
-    rank = len(getattr(eqn.outvars[0].aval, "shape", ())) if eqn.outvars else 0
-    rule, out = TABLE.get(eqn.primitive.name), [""] * rank
-    if not any(any(s.names) for s in ins) or rule is None or eqn.primitive.name == "reshape":
-        return tuple(out)
-    for state, targets in zip(ins, rule(equation(eqn)), strict=False):
-        for dim, to in zip(state.names, targets, strict=False):
-            if isinstance(to, int) and dim and not out[to]:
-                out[to] = dim
-    return tuple(out)
-
-
-def _unknown(mesh: Axes) -> Followed:
-    return Followed(dict.fromkeys(mesh, UNKNOWN), None)
-
-
-def _shifted(state: Followed, by: int) -> Followed:
-    """The state of the rows of a value, or of the value that rows are stacked to."""
-    moved = {a: UNKNOWN if d + by < 0 else d + by for a, d in state.over.items() if isinstance(d, int)}
-    names = ("", *state.names) if by > 0 and state.names else state.names[1:]
-    return replace(state, over={**state.over, **moved}, names=names, inside=None, joined=None)
-
-
-def _either(states: Sequence[Followed]) -> Followed:
-    """One state for a value that may be any of these; zeros are like any other."""
-    states = [s for s in states if not s.zero] or list(states)
-    first, axes = states[0], {a for s in states for a in s.over}
-    over = {a: first.along(a) if all(s.along(a) == first.along(a) for s in states) else UNKNOWN for a in axes}
-    scale = first.scale if all(s.scale == first.scale for s in states) and UNKNOWN not in over.values() else None
-    made = next((s.source for s in states if s.source is not None), None)
-    return Followed(over, scale, all(s.zero for s in states), any(s.assumed for s in states), made, first.names)
-
-
-def _how(how: str | int) -> str:
-    return (
-        f"the blocks of axis {how}" if isinstance(how, int) else f"a partial {'sum' if how == PARTIAL else 'maximum'}"
-    )

@@ -24,7 +24,8 @@ from .price import Sent, collectives
 from .primitives import is_float
 from .report import JaxReport
 from .simulate import Blocks, Run
-from .static import Names, Static
+from .states import Names
+from .static import Static
 from .trace import TracedStep, trace
 
 TOLERANCE, NARROW_TOLERANCE = 1e-8, 1e-4
@@ -47,21 +48,19 @@ def verify_jax(
     result differs, the report names the line at which values stop being those of one device: an operand that is a
     partial sum, a sum counted twice, blocks in a wrong order.
 
-    Args:
-        f: the function, under `jax.jit` or not; `jax.shard_map` may be anywhere in it.
-        args: its arguments. Arrays are used as they are; where a float array has one value only, such as zeros, other
-            numbers are drawn, and so they are for `jax.ShapeDtypeStruct`. Give indices as arrays.
-        reference: a function of the same arguments and results that one device computes, in place of `f` on axes of
-            size 1. It finds also what is wrong on every mesh alike, such as a forgotten mean, and is needed where the
-            program has the size of its mesh written into it, such as the pairs of a ring.
-        dims: dims of the axes of arguments by path, such as `{"w": "io hidden", "*/scale": "model"}`; the report then
-            names them.
-        simulate: if False, shardings are followed without computing: at any size, in less than a second, but results
-            may stay undecided.
-        machine: a machine, such as "h100", for the seconds of each collective.
-        except_: lines whose values depend on the devices by intention, such as keys for each device, with the reason:
-            `{"model.py:42": "a key for each device"}`. The report prints it; what depends on them stays undecided.
-        seed: of the numbers that are drawn.
+    `f` is the function, under `jax.jit` or not; `jax.shard_map` may be anywhere in it. Its arguments `args` are used as
+    they are; where a float array has one value only, such as zeros, other numbers are drawn, and so they are for
+    `jax.ShapeDtypeStruct`. Give indices as arrays. `seed` is that of the numbers.
+
+    `reference` is a function of the same arguments and results that one device computes, in place of `f` on axes of
+    size 1. It finds also what is wrong on every mesh alike, such as a forgotten mean, and is needed where the program
+    has the size of its mesh written into it, such as the pairs of a ring. With `simulate=False`, shardings are followed
+    without computing: at any size, in less than a second, but results may stay undecided. `except_` are lines whose
+    values depend on the devices by intention, such as `{"model.py:42": "a key for each device"}`. The report prints the
+    reason; what depends on them stays undecided.
+
+    `dims` are dims of the axes of arguments by path, such as `{"w": "io hidden", "*/scale": "model"}`; the report then
+    names them. `machine` is a machine, such as "h100", for the seconds of each collective.
 
     Raises `ShapeError` for dims of an argument that is not there, `TraceError` if JAX cannot trace `f`, if there is
     neither a `jax.shard_map` nor a sharding constraint in it, or if a primitive cannot be simulated.
@@ -125,34 +124,41 @@ class _Case:
     def simulated(self, reference: Callable[..., Any] | None) -> None:
         """Compare a run on the program's mesh with one on one device."""
         Run().reserve(jax_functions.opened(self.traced.jaxpr)[0].invars, {}, None)
-        ones = dict.fromkeys(self.traced.sizes(), 1)
-        try:
-            one = trace(reference or self.f, self.args, ones, False if self.refused and reference is None else None)
-        except Exception as error:
-            if reference is not None:
-                raise
-            self.followed(f"it cannot be traced for one device ({_first_line(error)})")
+        one = self.on_one_device(reference)
+        if one is None:
             return
         arrays, twin, wanted = self.drawn(one)
         run = Run()
         results = run.program(self.traced.jaxpr, arrays)
         if reference is not None and len(wanted) != len(results):
             raise TraceError(f"the reference has {len(wanted)} results, and the function has {len(results)}")
-        self.notes += [_integers(self.traced)] if _integers(self.traced) else []
+        self.notes += _integers(self.traced)
         search, wrong = self.compared(one, run, twin, arrays, results, wanted)
-        for name, value in zip(self.traced.results, wanted, strict=True):
-            if value.array.size and value.array.dtype.kind in "fc" and not np.isfinite(value.array).any():
-                self.undecided[name] = "no number of it is finite"
-        if wrong and twin.guessed:
-            self.followed("a permutation in it is written for this mesh, so there is no run on one device")
-            return
+        floats = [(name, v.array) for name, v in zip(self.traced.results, wanted, strict=True) if is_float(v.array)]
+        infinite = [name for name, x in floats if x.size and not np.isfinite(x).any()]
+        self.undecided |= dict.fromkeys(infinite, "no number of it is finite")
         if not wrong:
             self.on_another_mesh(one, twin, arrays, wanted)
-            return
-        pairs = zip(self.traced.results, results, strict=True)
-        shown = ", ".join([name for name, value in pairs if value in wrong] or ["blocks that out_specs calls equal"])
-        self.notes.append(f"what differs from one device: {shown}")
-        self.findings += search.findings(wrong) or [Finding(f"{shown} is not what one device computes", (), "result")]
+        elif twin.guessed:
+            self.followed("a permutation in it is written for this mesh, so there is no run on one device")
+        else:
+            differing = [name for name, v in zip(self.traced.results, results, strict=True) if v in wrong]
+            shown = ", ".join(differing or ["blocks that out_specs calls equal"])
+            self.notes.append(f"what differs from one device: {shown}")
+            found = search.findings(wrong)
+            self.findings += found or [Finding(f"{shown} is not what one device computes", (), "result")]
+
+    def on_one_device(self, reference: Callable[..., Any] | None) -> TracedStep | None:
+        """The reference, or the function on axes of size 1; None if JAX cannot trace that: then shardings are
+        followed."""
+        ones = dict.fromkeys(self.traced.sizes(), 1)
+        if reference is not None:
+            return trace(reference, self.args, ones)
+        try:
+            return trace(self.f, self.args, ones, False if self.refused else None)
+        except Exception as error:
+            self.followed(f"it cannot be traced for one device ({_first_line(error)})")
+            return None
 
     def compared(
         self, one: TracedStep, run: Run, twin: Run, arrays: Sequence[Any], results: list[Blocks], wanted: list[Blocks]
@@ -283,14 +289,13 @@ def _bound(every: Sequence[Any]) -> int:
     return min((n for x in every for n in x.shape if n > 1), default=2)
 
 
-def _integers(traced: TracedStep) -> str:
+def _integers(traced: TracedStep) -> list[str]:
     own = [
         label for label, x in zip(traced.labels, traced.arguments, strict=True)
         if isinstance(x, jax.ShapeDtypeStruct) and np.issubdtype(x.dtype, np.integer)
     ]  # fmt: skip
-    if not own:
-        return ""
-    return f"{', '.join(own)}: integers below {_bound(traced.arguments)} are drawn; if they are indices, pass arrays"
+    bound = _bound(traced.arguments)
+    return [f"{', '.join(own)}: integers below {bound} are drawn; if they are indices, pass arrays"] if own else []
 
 
 def _narrow_sums(sent: Sequence[Sent]) -> list[str]:

@@ -18,8 +18,8 @@ from .axes import dims, unite
 from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
 from .layers import stack_layers
 from .naming import Names, given, settle
-from .operations import new_replay
 from .proposals import data_dim, dims_to_shard, names_to_paste
+from .replay import Replay
 from .steps import OWN_RULES, BodyStep, OpenedJaxpr, Value, prune, read
 from .tensors import in_axes, in_dims, numbered, spec_of, stored
 from .unions import unify
@@ -162,7 +162,7 @@ class Imported:
 
     def _check(self) -> None:
         """Run the function on types, and report everything that cannot be imported."""
-        replay = new_replay(self.prefer)
+        replay = Replay(self.prefer)
         with numbered():
             md.eval_shape(lambda *xs: replay.run(self._block, xs), *map(spec_of, self._block.ins))
         self._names.notes += replay.notes
@@ -187,7 +187,7 @@ class Imported:
         return tree.tree_unflatten(self._out_structure, outs)
 
     def _operations(self, *tensors: md.Tensor) -> Any:
-        return jax_functions.with_operations(lambda *xs: new_replay(self.prefer).run(self._block, xs))(*tensors)
+        return jax_functions.with_operations(lambda *xs: Replay(self.prefer).run(self._block, xs))(*tensors)
 
     def _shapes(self, tensors: Sequence[md.Tensor]) -> tuple[tuple[int, ...], ...]:
         """The shapes of the arrays that tensors stand for: their dims may have other sizes, as in a micro-batch."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ..backend import Local
-from ..dims import names, show
+from ..dims import Shape, names, show
 from ..errors import MeshdslError, ShapeError, raised
 from ..ir import Fuses, Op, Type
 from ..ops.dtypes import kind
@@ -22,13 +22,13 @@ from .walk import Problem, check
 
 def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
     shape = broadcast_shape(*types)
-    out = jax.eval_shape(f, *(jax.ShapeDtypeStruct(tuple(d.size for d in shape), t.dtype) for t in types))
-    if getattr(out, "shape", None) != tuple(d.size for d in shape):
-        raise ShapeError(
-            f"md.map needs an elementwise function; {getattr(f, '__name__', f)} turned an array of shape "
-            f"{tuple(d.size for d in shape)} into {out}"
-        )
-    return Type(shape, out.dtype)
+    return Type(shape, _result(f, types, shape).dtype)
+
+
+def _result(f: Callable[..., Any], types: Sequence[Type], shape: Shape) -> Any:
+    """What f returns for whole arrays, in JAX's types."""
+    sizes = tuple(d.size for d in shape)
+    return jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))
 
 
 def _map_kernel(c: Local, *xs: Any, f: Callable[..., Any]) -> Any:
@@ -76,22 +76,28 @@ def _check_elementwise(f: Callable[..., Any], types: Sequence[Type]) -> None:
     """Raise `ShapeError` if f is not elementwise: on a part of an array it must return that part of its result."""
     shape = broadcast_shape(*types)
     sizes = tuple(d.size for d in shape)
+    called = getattr(f, "__name__", str(f))
     try:
-        jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))
+        result = _result(f, types, shape)
     except Exception as error:
         if isinstance(error, MeshdslError) or raised(error) is not None:  # the user's own function failed
             raise
-        called = getattr(f, "__name__", f)
         raise ShapeError(
             f"md.map: {called} does not take {', '.join(str(t) for t in types)}\n  {_first_line(error)}"
         ) from None
+    if not hasattr(result, "shape"):
+        raise ShapeError(
+            f"md.map needs an elementwise function with one result; {called} returns {type(result).__name__}\n"
+            "  map each result by a function of its own, or take them all with md.local"
+        )
     whole, block = (tuple(k * n for n in sizes) for k in (4, 2))  # in a block of one element, all places are equal
     mixed = mixing(f, names(shape), tuple(t.dtype for t in types), whole, block)
+    if mixed is None and result.shape != sizes:  # where no dim can be cut
+        mixed = Problem("", f"returns an array of shape {result.shape}")
     if mixed is None:
         return
     line = f" ({mixed.where})" if mixed.where else ""
-    name = getattr(f, "__name__", str(f))
-    problem = f"in {name}, {mixed.primitive} {mixed.what}" if mixed.primitive else f"{name} {mixed.what}"
+    problem = f"in {called}, {mixed.primitive} {mixed.what}" if mixed.primitive else f"{called} {mixed.what}"
     raise ShapeError(
         f"md.map needs an elementwise function; {problem.rstrip(',')}{line}\n"
         f"  x is {show(shape)}, and a device would compute it from its own block alone\n"

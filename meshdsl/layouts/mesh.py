@@ -237,7 +237,8 @@ def _parse(axes: MeshLike | None) -> dict[str, int]:
             continue
         name, _, size = word.partition(":")
         if not name.isidentifier() or not (size.isascii() and size.isdigit()) or len(size) > 18:
-            raise LayoutError(f"a mesh axis is written name:size, for example 'rows:2 cols:4'; got {word[:60]!r}")
+            rule = ", which is a rule of a layout" if name.isidentifier() and size.isidentifier() else ""
+            raise LayoutError(f"a mesh axis is written name:size, for example 'rows:2 cols:4'; got {word[:60]!r}{rule}")
         if name in parsed:
             raise LayoutError(f"the mesh axis {name!r} is given twice, in {axes!r}; give the axes different names")
         parsed[name] = int(size)

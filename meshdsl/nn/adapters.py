@@ -45,8 +45,10 @@ def lora(base: _Base, *, rank: int, match: Match, alpha: float | None = None, st
     def on_merged(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda config, *more: lambda params, *args: function(config, *more)(merged(params, alpha), *args)
 
+    table = base.hugging_face and dataclasses.replace(base.hugging_face, merged=lambda params: merged(params, alpha))
     return dataclasses.replace(
         base,
+        hugging_face=table,
         model=lambda config: lora(base.model(config), rank=rank, match=chosen, alpha=alpha, stacked=stacked),
         loss=on_merged(base.loss),
         eval_loss=None if base.eval_loss is None else on_merged(base.eval_loss),

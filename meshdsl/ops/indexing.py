@@ -86,7 +86,7 @@ def _other_dims(x: Type | Tensor, over: Dim) -> Shape:
 
 def _take_type(x: Type, i: Type, *, over: Dim) -> Type:
     if i.dtype.kind not in "iu":
-        raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}")
+        raise ShapeError(f"md.take needs integer indices, got {i.dtype.name}; md.cast(i, 'int32') makes them")
     return Type((*i.dims, *(d for d in _other_dims(x, over) if d not in i.dims)), x.dtype)
 
 

@@ -106,6 +106,6 @@ def case_of(program: Program, eqn: Eqn) -> Case:
         empty=0 in (*program.local_shape(q), *program.local_shape(v)),
         part=bool(split) or eqn.op not in (ATTENTION, ATTENTION_GRAD),
         padded=keys[how.keys] * program.mesh.count(split) > size[how.keys],
-        ahead=how.window is not None and not how.causal,
-        apart=how.compares and queries.get(how.length) != keys[how.keys],
+        ahead=how.sees.window is not None and not how.sees.causal,
+        apart=how.sees.compares and queries.get(how.length) != keys[how.keys],
     )

@@ -17,9 +17,9 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ..errors import InternalError, LayoutError, MeshdslError, raised, text_of
+from ..errors import InternalError, LayoutError, MeshdslError, nearest, raised, text_of
 from ..errors.installed import check_jax
 from ..errors.no_effect import reported
 from .commands import (
@@ -114,17 +114,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options; an unknown one is named with one that is spelled nearly alike, or with commands that have it."""
-    root = parser()
-    options, more = root.parse_known_args(arguments)
+    root, commands = parsers()
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and not words[0].startswith("-") and words[0] not in commands:
+        is_workload = ".py" in words[0] or ":" in words[0]
+        guess = f"write meshdsl train {words[0]}" if is_workload else nearest(words[0], commands)
+        root.error(f"no command {words[0]!r}; {guess}")
+    options, more = root.parse_known_args(words)
     if not more:
         return options
-    known, unknown = options.parser._option_string_actions, [word for word in more if word.startswith("--")]
-    close = difflib.get_close_matches((unknown or [""])[0], known, n=1, cutoff=0.75)
-    root.error(f"unrecognized arguments: {' '.join(more)}{f'; did you mean {close[0]}?' if close else ''}")
+    unknown = next((word.partition("=")[0] for word in more if word.startswith("--")), "")
+    command: argparse.ArgumentParser = options.parser
+    having = [name for name, each in commands.items() if unknown in each._option_string_actions]
+    close = difflib.get_close_matches(unknown, command._option_string_actions, n=1, cutoff=0.75)
+    guess = (
+        f"; did you mean {close[0]}?" if close else f"; {unknown} is an option of {', '.join(having)}" if having else ""
+    )
+    command.error(f"unrecognized arguments: {' '.join(more)}{guess}")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and that of each command."""
     root = argparse.ArgumentParser(
         prog="meshdsl",
         description="Write a model once with named dims, choose a layout for each mesh, and see every collective.",
@@ -136,7 +146,10 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.add(commands)
-    return root
+    for name, command in commands.choices.items():  # a mistake shows the usage; forty options would hide the message
+        words = [str(action.metavar or action.dest) for action in command._positionals._group_actions]
+        command.usage = " ".join(["meshdsl", name, *words, "[options]"])
+    return root, commands.choices
 
 
 def _warn_once() -> Callable[[str], object]:

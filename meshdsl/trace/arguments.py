@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -146,7 +147,9 @@ def dtype_of(dtype: Any) -> np.dtype:
     except (TypeError, ValueError):
         known = None
     if known is None or not (jnp.issubdtype(known, np.number) or known.kind == "b"):
-        raise ShapeError(f"{short(dtype)} is no dtype; for example 'float32', 'bfloat16' or 'int32'")
+        close = difflib.get_close_matches(str(dtype), ("bfloat16", "float16", "float32", "float64", "int32"), n=1)
+        example = f"did you mean {close[0]!r}?" if close else "for example 'float32', 'bfloat16' or 'int32'"
+        raise ShapeError(f"{short(dtype)} is no dtype; {example}")
     return known
 
 

@@ -17,6 +17,7 @@ from jax.core import Tracer
 
 from ..dims import DimLike, Dims, DimsLike, Shape, find, size_of
 from ..errors import ShapeError, TraceError
+from ..errors.detours import INSTEAD
 from ..ir import Type
 
 
@@ -236,8 +237,8 @@ class Tensor:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            function = f"; write md.{name}(x)" if is_public(name) else ""
-            raise AttributeError(f"a tensor has no method or field {name!r}{function}")
+            way_out = f"write md.{name}(x)" if is_public(name) else INSTEAD.get(name, "")
+            raise AttributeError(f"a tensor has no method or field {name!r}{way_out and f'; {way_out}'}")
 
     def block_until_ready(self) -> Tensor:
         """Wait until the value is computed and return the tensor; `jax.block_until_ready` calls this method."""

@@ -19,6 +19,8 @@ Batches = Callable[[str, int], Mapping[str, np.ndarray]]  # (split, step) -> arr
 class Text:
     """Batches of text, for a workload whose inputs are `tokens` and `targets` with dims batch and length."""
 
+    bytes_per_token = 1.0
+
     def __init__(self, seed: int, batch: int, length: int):
         self.seed, self.batch, self.length = seed, batch, length
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 import meshdsl as md
 
+from ..errors import nearest_path
 from ..errors.installed import optional
 from .data import SPLITS
 from .tokenizer import load_tokenizer
@@ -51,14 +53,20 @@ def pieces_of(row: Mapping[str, Any], template: Callable[..., str] | None = None
             f"a document has text, prompt and completion, or messages of role and content; this has {', '.join(row)}"
         )
     render, pieces, shown = template or _chat_ml, list[tuple[str, bool]](), ""
-    for n, message in enumerate(messages, 1):
-        learned = message["role"] == "assistant"
-        before = render(messages=messages[: n - 1], add_generation_prompt=True) if learned else shown
-        after = render(messages=messages[:n], add_generation_prompt=False)
-        before = before if after.startswith(before) else shown
-        pieces += [(before[len(shown) :], False), (after[len(before) :], learned)]
+    whole = render(messages=messages, add_generation_prompt=False)
+    for n in [n for n, message in enumerate(messages) if message["role"] == "assistant"]:
+        after = render(messages=messages[: n + 1], add_generation_prompt=False)
+        # a template may begin an answer with more than it keeps, such as an open <think>
+        begun = render(messages=messages[:n], add_generation_prompt=True)
+        before = os.path.commonprefix([begun, after])  # noqa: RUF071 - of texts
+        if not (before.startswith(shown) and whole.startswith(after)):
+            raise md.MeshdslError(
+                "the chat template writes earlier messages differently once later ones follow, so what is learned is "
+                f"not a part of the text\n  write this row as prompt and completion: {str(messages[n])[:60]}"
+            )
+        pieces += [(before[len(shown) :], False), (after[len(before) :], True)]
         shown = after
-    return [(text, learned) for text, learned in pieces if text]
+    return [(text, learned) for text, learned in [*pieces, (whole[len(shown) :], False)] if text]
 
 
 def _chat_ml(messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
@@ -74,31 +82,71 @@ def _template_of(folder: Path) -> Callable[..., str] | None:
     text = jinja.read_text(encoding="utf-8") if jinja.is_file() else values.get("chat_template")
     if not isinstance(text, str):
         return None
-    library = optional("jinja2.sandbox", "tokenizers", "chats without the template of the tokenizer")
-    special = {key: values[key] for key in ("bos_token", "eos_token") if isinstance(values.get(key), str)}
-    template = library.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(text)
-    return lambda **given: template.render(**special, **given)
+    library, errors = (
+        optional(f"jinja2.{name}", "chat", "prompt and completion") for name in ("sandbox", "exceptions")
+    )
+    tokens = {key: values.get(key) for key in ("bos_token", "eos_token")}
+    special = {key: token.get("content") if isinstance(token, dict) else token for key, token in tokens.items()}
+    environment = library.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+
+    def refuse(reason: str) -> None:
+        raise errors.TemplateError(reason)
+
+    def rendered(**given: Any) -> str:
+        try:
+            return template.render(**{key: token or "" for key, token in special.items()}, **given)
+        except errors.TemplateError as error:
+            raise md.MeshdslError(f"the chat template of {folder} does not take a chat: {error.message}") from None
+
+    environment.globals["raise_exception"] = refuse
+    template = environment.from_string(text)
+    return rendered
 
 
 def read_rows(source: str) -> Iterator[Mapping[str, Any]]:
     """The rows of a file (.jsonl, or text whose documents are apart by an empty line), or of `hf:NAME`.
 
-    NAME is a data set for `datasets.load_dataset`, a folder or a name of the hub. Raises `MeshdslError` for a file that
-    cannot be read.
+    NAME is a data set of `datasets`, a folder or a name of the hub, whose split `train` is read. Raises `MeshdslError`
+    for what cannot be read.
     """
     if source.startswith("hf:"):
-        library = optional("datasets", "datasets", "a .jsonl file")
-        yield from library.load_dataset(source.removeprefix("hf:"), split="train")
+        yield from _data_set(source.removeprefix("hf:"))
         return
     path = Path(source)
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix == ".jsonl":
-                yield from (json.loads(line) for line in file if line.strip())
+                yield from (_row(line, f"{path}:{n}") for n, line in enumerate(file, 1) if line.strip())
             else:
                 yield from ({"text": text} for text in file.read().split("\n\n") if text.strip())
-    except (OSError, ValueError) as error:
+    except FileNotFoundError:
+        raise md.MeshdslError(f"there is no file {str(path)!r}; {nearest_path(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise md.MeshdslError(f"the data {path} cannot be read: {error}") from None
+
+
+def _data_set(name: str) -> Iterable[Mapping[str, Any]]:
+    """The split `train` of a data set: a name of the hub, a folder of files, or one that `save_to_disk` wrote."""
+    library = optional("datasets", "datasets", "a .jsonl file")
+    try:
+        if not any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+            return library.load_dataset(name, split="train")
+        saved = library.load_from_disk(name)
+        return saved["train"] if isinstance(saved, dict) else saved
+    except Exception as error:  # the library has no error of its own
+        raise md.MeshdslError(f"the data set hf:{name} cannot be read: {error}") from None
+
+
+def _row(line: str, where: str) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise md.MeshdslError(f"{where} is no JSON object, as each line of a .jsonl file is: {line[:60]!r}")
+    return row
 
 
 class Documents:
@@ -136,25 +184,41 @@ class Documents:
         if not self._splits[SPLITS[0]]:
             raise md.MeshdslError("the data has no documents to train on")
 
-    def _encode(self, pieces: Pieces) -> tuple[list[int], list[bool]]:
-        ids, learned = list[int](), list[bool]()
-        for n, (text, is_learned) in enumerate(pieces):
-            new = (
-                list(text.encode())
-                if self._encoder is None
-                else self._encoder.encode(text, add_special_tokens=not n).ids
-            )
+    def _encode(self, pieces: Pieces) -> tuple[list[int], list[bool], int]:
+        """The ids of a document, which of them are learned, and the bytes of what is learned."""
+        ids, learned, size = list[int](), list[bool](), 0
+        for text, is_learned in pieces:
+            new = self._ids(text)
             ids, learned = ids + new, learned + [is_learned] * len(new)
-        if self._end is not None and ids[-1:] != [self._end]:
-            ids, learned = [*ids, self._end], [*learned, True]
-        return ids, learned
+            size += is_learned * len(text.encode())
+        first, last = self._ends
+        if ids[: len(first)] != first:  # a chat template may have written them
+            ids, learned = first + ids, [False] * len(first) + learned
+        if ids[len(ids) - len(last) :] != last:
+            ids, learned = ids + last, learned + [True] * len(last)
+        return ids, learned, size
+
+    def _ids(self, text: str, special: bool = False) -> list[int]:
+        if self._encoder is None:
+            return list(text.encode())
+        return self._encoder.encode(text, add_special_tokens=special).ids
 
     @cached_property
-    def _end(self) -> int | None:
-        """The token that ends a document; None if the tokenizer has none of the usual ones."""
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """The tokens before and after a document; those of the tokenizer, which else ends with one of `ENDS`."""
         if self._encoder is None:
-            return 0
-        return next((n for name in ENDS if (n := self._encoder.token_to_id(name)) is not None), None)
+            return [], [0]
+        alone, around = self._ids("a"), self._ids("a", special=True)
+        at = next(n for n in range(len(around)) if around[n : n + len(alone)] == alone)
+        end = next(([n] for name in ENDS if (n := self._encoder.token_to_id(name)) is not None), [])
+        return around[:at], around[at + len(alone) :] or end
+
+    @cached_property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text for each token that is learned, in the held-out documents; None without any."""
+        documents = self._splits[SPLITS[1]]
+        tokens = sum(sum(d.learned[1:]) for d in documents)
+        return sum(d.bytes for d in documents) / tokens if tokens else None
 
     @cached_property
     def _packed(self) -> dict[str, np.ndarray]:
@@ -186,10 +250,10 @@ class Documents:
 
 
 class _Encoded:
-    """The ids of a document, which of them are learned, and a number from 0 to 1 by their hash."""
+    """The ids of a document, which of them are learned, their bytes, and a number from 0 to 1 by the ids' hash."""
 
-    def __init__(self, ids: list[int], learned: list[bool]):
-        self.ids, self.learned = ids, learned
+    def __init__(self, ids: list[int], learned: list[bool], size: int):
+        self.ids, self.learned, self.bytes = ids, learned, size
         digest = hashlib.sha256(np.asarray(ids, np.int64).tobytes()).digest()
         self.share = int.from_bytes(digest[:8], "big") / 2**64
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import meshdsl as md
-from meshdsl import models
+import meshdsl.models as models
 
-from ..errors import UsageError, Where, nearest, raised, text_of
+from ..errors import UsageError, Where, nearest, nearest_path, raised, text_of
 from ..errors.values import LONGEST, load_json
 
 FILLS = re.compile(r":\*(?=[\s,;]|$)")  # the size of a mesh axis that fills the devices
@@ -158,11 +158,10 @@ def _check_file(path: Path) -> None:
             if path.stat().st_size > LONGEST:
                 raise UsageError(f"{path} has more than {LONGEST} bytes, the limit of a workload's file")
             return
-        files = sorted(str(p) for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"{str(path)[:60]!r} cannot be read: {reason}") from None
-    raise UsageError(f"no file {str(path)!r}; {nearest(str(path), files)}")
+    raise UsageError(f"no file {str(path)!r}; {nearest_path(path, f'*{path.suffix}')}")
 
 
 def _run(path: Path) -> types.ModuleType:
@@ -205,7 +204,8 @@ def mesh_and_layout(workload: md.Workload, layout: str | None, mesh: str | None)
             )
         return md.Mesh(mesh if mesh is not None else "all:1"), md.Layout(layout)
     if layout not in workload.layouts:
-        raise UsageError(f"{workload.name} has no layout {layout!r}; {nearest(layout, workload.layouts)}")
+        rules = "" if layout.isidentifier() else "\n  the rules of another one are written dim:axis, as in batch:rows"
+        raise UsageError(f"{workload.name} has no layout {layout!r}; {nearest(layout, workload.layouts)}{rules}")
     own_mesh, rules = workload.layouts[layout]
     return md.Mesh(own_mesh if mesh is None else mesh), md.Layout(rules)
 

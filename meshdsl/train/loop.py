@@ -265,8 +265,8 @@ class _Loop:
         if len(first) == 2:
             self.averaged = check_average(self.workload, first, self.metrics_of)
         totals = {name: on_host(sums) for name, sums in total.items()}
-        if isinstance(self.batches, Text):
-            totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2)
+        if size := getattr(self.batches, "bytes_per_token", None):
+            totals["bits_per_byte"] = totals.get("cross_entropy", totals["loss"]) / math.log(2) / size
         averaged = {"averaged": self.averaged} if self.averaged else {}
         yield {"event": "eval", "step": self.state.step, "batches": self.eval_batches, **finite(totals), **averaged}
         self.reader.restart()

@@ -68,8 +68,8 @@ def test_cli_errors_match_golden_text(golden: Callable[[str, str], None], name: 
     ("arguments", "message"),
     [
         ([], "meshdsl: error: the following arguments are required: COMMAND"),
-        (["doctor", "--jsn"], "meshdsl: error: unrecognized arguments: --jsn; did you mean --json?"),
-        (["doctor", "--js"], "meshdsl: error: unrecognized arguments: --js; did you mean --json?"),
+        (["doctor", "--jsn"], "meshdsl doctor: error: unrecognized arguments: --jsn; did you mean --json?"),
+        (["doctor", "--js"], "meshdsl doctor: error: unrecognized arguments: --js; did you mean --json?"),
         (["train", "--steps", "-1"],
          "meshdsl train: error: argument --steps: must be an integer from 0 to 1e+15, got '-1'"),
     ],

@@ -106,7 +106,7 @@ def test_generate_of_text_errors(imported: Path, tokenizer: Path, tmp_path: Path
     common = ["generate", MODEL, "--params", str(imported)]
     of_text = ["--tokenizer", str(tokenizer), "--prompt"]
     for arguments, code, message in [
-        (["--prompt", "abc"], 2, "--prompt needs --tokenizer FILE, because --params is a run"),
+        (["--prompt", "abc"], 2, "--prompt needs --tokenizer FILE, because "),
         (["--prompt-ids", "1", "--tokenizer", str(tokenizer)], 2, "--tokenizer has no effect without --prompt TEXT"),
         (["--prompt-ids", "1", "--end", "a"], 2, "--end has no effect without --prompt TEXT"),
         ([*of_text, ""], 2, "the tokenizer has no tokens for --prompt ''"),

@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import meshdsl as md
+from benchmarks.handwritten import twins
 
 Layout = tuple[str, str]  # a mesh and a layout
 ONE: Layout = ("", "")
+TOKENS, TARGETS = twins.text()
+LLAMA = (twins.llama, (twins.llama_params(), TOKENS, TARGETS))
+GPT2 = (twins.gpt2, (twins.gpt2_params(), TOKENS, TARGETS))
 
 
 def worst(got: Any, want: Any) -> float:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.from_jax import twins
-from tests.from_jax.reference import check_gradients, worst
+from benchmarks.handwritten import twins
+from tests.from_jax.reference import TARGETS, TOKENS, check_gradients, worst
 
 LAYOUT = ("rows:2 cols:2", "batch:rows; heads:cols; d_ff:cols; vocab:cols")
 
@@ -19,7 +19,7 @@ def deep(layers: int):
 
 
 def test_a_deep_model_is_one_loop_with_the_gradient_of_jax():
-    args = (deep(4), twins.tokens, twins.targets)
+    args = (deep(4), TOKENS, TARGETS)
     m = check_gradients(twins.gpt2, args, [("", ""), LAYOUT], 1e-4, names=twins.GPT2_NAMES)
     assert m.dims["layer"] == 4
     assert m.specs[0]["layers"][0]["w1"] == md.spec("layer:4 model:32 d_ff:64")
@@ -29,13 +29,13 @@ def test_a_deep_model_is_one_loop_with_the_gradient_of_jax():
 def test_programs_do_not_grow_with_the_number_of_layers():
     counts = []
     for n in (3, 6):
-        m = md.from_jax(twins.gpt2, deep(n), twins.tokens, twins.targets, names=twins.GPT2_NAMES)
+        m = md.from_jax(twins.gpt2, deep(n), TOKENS, TARGETS, names=twins.GPT2_NAMES)
         counts.append(md.compile(md.value_and_grad(m), *LAYOUT).program(*m.specs).instructions)
     assert counts[0] == counts[1]
 
 
 def test_arrays_are_those_of_each_layer():
-    args = (deep(3), twins.tokens, twins.targets)
+    args = (deep(3), TOKENS, TARGETS)
     m = md.from_jax(twins.gpt2, *args, names=twins.GPT2_NAMES)
     tensors = m.tensors(*args)
     assert worst(m.arrays(tensors), args) == 0
@@ -60,7 +60,7 @@ def test_layers_that_are_not_equal_stay_apart(odd):
 
 
 def test_layers_are_the_stages_of_a_pipeline():
-    args = (deep(4), twins.tokens, twins.targets)
+    args = (deep(4), TOKENS, TARGETS)
     m = md.from_jax(twins.gpt2, *args, names=twins.GPT2_NAMES)
 
     def parts(params, *data):

@@ -12,44 +12,27 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 import meshdsl as md
-from meshdsl.models.gpt2 import gpt2
-from meshdsl.models.llama import llama
-from tests.from_jax import twins
-from tests.from_jax.reference import ONE, check_gradients, check_values, worst
+from benchmarks import imported
+from benchmarks.handwritten import twins
+from tests.from_jax.reference import GPT2, LLAMA, ONE, check_gradients, check_values, worst
 
 DATA = ("rows:8", "batch:rows")
-MODEL = ("rows:2 cols:4", "batch:rows; d_ff:cols; heads:cols; vocab:cols")
-SEQUENCE = ("rows:4 cols:2", "batch:rows; length:cols; d_ff:cols; heads:cols; vocab:cols")
-FSDP = ("rows:8", "batch:rows; d_ff:rows; vocab:rows")
 X, Y = (jnp.asarray(np.random.default_rng(2).standard_normal((8, 16, 32)), jnp.float32) for _ in range(2))
 
 
-def sent(f, layout, specs) -> float:
-    return sum(c.wire_bytes * c.count for c in md.compile(f, *layout).program(*specs).collectives)
-
-
-@pytest.mark.parametrize(
-    ("twin", "names", "hand", "more"),
-    [
-        (twins.LLAMA, twins.LLAMA_NAMES, llama, {"query_heads": 4, "heads": 2, "d_head": 8, "remat": True}),
-        (twins.GPT2, twins.GPT2_NAMES, gpt2, {"heads": 4, "positions": 16}),
-    ],
-    ids=["llama", "gpt2"],
-)
-def test_a_twin_is_right_and_sends_at_most_what_the_bundled_model_sends(twin, names, hand, more):
-    f, args = twin
-    m = check_gradients(f, args, [SEQUENCE], names=names, prefer=twins.PREFER)
-    hand = hand.replace(**twins.SIZES, **more)
-    params, _, batch = hand.specs()
-    for layout in (DATA, MODEL, SEQUENCE, FSDP):
-        imported = sent(md.value_and_grad(m), layout, m.specs)
-        by_hand = sent(md.value_and_grad(hand.loss(hand.config)), layout, (params, batch))
-        assert imported <= by_hand, f"{layout}: {imported} bytes, by hand {by_hand}"
+@pytest.mark.parametrize("twin", imported.TWINS.values(), ids=imported.TWINS)
+def test_a_twin_is_right_and_sends_at_most_what_the_bundled_model_sends(twin):
+    args = (twin.params(), *twins.text())
+    check_gradients(twin.loss, args, [imported.LAYOUTS["sequence"]], names=twin.names, prefer=twins.PREFER)
+    step, bundled = twin.gradients(twins.TINY)
+    for layout in imported.LAYOUTS.values():
+        sent, at_most = imported.sent(step, *layout), imported.sent(bundled, *layout)
+        assert sent <= at_most, f"{layout}: {sent} bytes, of the bundled model {at_most}"
 
 
 def test_a_whole_step_with_optax_is_imported():
     adam = optax.adamw(1e-2, eps=1e-3)  # a gradient of zero has no sign
-    f, (params, *data) = twins.GPT2
+    f, (params, *data) = GPT2
 
     def step(params, state, *data):
         loss, grads = jax.value_and_grad(f)(params, *data)
@@ -155,7 +138,7 @@ def test_second_derivatives_are_those_of_the_rule():
 
 
 def test_other_sizes_are_traced_again():
-    f, args = twins.LLAMA
+    f, args = LLAMA
     m = md.from_jax(f, *args, names=twins.LLAMA_NAMES)
     params, tokens, targets = m.tensors(*args)
     half = [md.slice(t, "batch", 0, 4) for t in (tokens, targets)]

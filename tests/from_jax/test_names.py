@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import meshdsl as md
-from tests.from_jax import twins
+from benchmarks.handwritten import twins
+from tests.from_jax.reference import GPT2, LLAMA
 
 X = jnp.ones((4, 6))
 
@@ -136,9 +137,9 @@ def test_places_that_are_printed_are_patterns():
         md.from_jax(f, X, names={"test_names.py:1 axis 2": "inner"})
 
 
-@pytest.mark.parametrize("twin", ["gpt2", "llama"])
+@pytest.mark.parametrize("twin", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_names_to_paste_name_the_dims_of_large_weights(twin):
-    function, args = getattr(twins, twin), (getattr(twins, f"{twin}_params")(), twins.tokens, twins.targets)
+    function, args = twin
     names = md.from_jax(function, *args).names_to_paste()
     assert names["tokens"] == "batch length"
     m = md.from_jax(function, *args, names=names)
@@ -153,7 +154,7 @@ def test_a_gradient_that_jax_made_is_said_with_the_places_that_send_more():
 
     assert "gradient that JAX made" in str(md.from_jax(jax.grad(f), X))
     assert "gradient" not in str(md.from_jax(f, X)) + str(md.from_jax(lambda x: jnp.sum(jax.nn.gelu(x)), X))
-    llama, args = twins.LLAMA
+    llama, args = LLAMA
     m = md.from_jax(jax.value_and_grad(llama), *args, names=twins.LLAMA_NAMES)
     assert re.search(r"twins.py:\d+ scatter-add, if vocab is split", str(m))
     assert re.search(r"twins.py:\d+ dot_general, if length is split", str(m))

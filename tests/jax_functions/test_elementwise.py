@@ -87,7 +87,17 @@ def test_other_functions_are_refused_by_the_name_of_what_they_do(name: str, size
         assert "md.map needs an elementwise function" in str(error.value) and "test_elementwise.py" in str(error.value)
 
 
+@pytest.mark.parametrize(("f", "returned"), [
+    (lambda x: (x, x + 1), "tuple"), (lambda x: {"a": x}, "dict"), (lambda x: None, "NoneType")
+])  # fmt: skip
+def test_functions_of_other_than_one_result_are_refused(f: Any, returned: str) -> None:
+    with pytest.raises(md.ShapeError, match=rf"(?s)with one result.* returns {returned}.*md.local.*test_elementwise"):
+        md.map(f, md.ones("a:3 b:2"))
+
+
 def test_numbers_have_no_shape_to_read() -> None:
+    with pytest.raises(md.ShapeError, match=r"returns an array of shape \(1,\)"):
+        md.map(lambda x: x[None], md.tensor(3.0))
     assert md.map(lambda x: x / x.size, md.tensor(3.0)).item() == 3
 
 

@@ -6,8 +6,8 @@ MLP, TINY = "models/mlp.py:mlp", "tests/train/tiny.py:tiny"
 
 ROWS = [
     ("", 2, "the following arguments are required: COMMAND"),
-    ("trian models/mlp.py:mlp", 2, "argument COMMAND: invalid choice: 'trian' (choose from"),
-    ("models/mlp.py:mlp", 2, "argument COMMAND: invalid choice: 'models/mlp.py:mlp'"),
+    ("trian models/mlp.py:mlp", 2, "no command 'trian'; did you mean 'train'? there are: init, list"),
+    ("models/mlp.py:mlp", 2, "no command 'models/mlp.py:mlp'; write meshdsl train models/mlp.py:mlp"),
     ("analyze", 2, "the following arguments are required: WORKLOAD"),
     ("analyze models/resnet.py", 2, "name a workload of models/resnet.py, for example models/resnet.py:"),
     ("analyze models/mpl.py:mlp", 2, "no file 'models/mpl.py'; did you mean 'models/mlp.py'?"),
@@ -15,6 +15,11 @@ ROWS = [
     ("analyze models.mlp:mlp", 2, "no model 'models.mlp:mlp', and no file, which is written file.py:name"),
     ("analyze models/mlp.py:Config", 2, "'Config' in models/mlp.py has type type, not md.Workload"),
     (f"analyze {MLP} --layout dataa", 2, "mlp has no layout 'dataa'; did you mean 'data'?"),
+    (f"analyze {MLP} --layout batch=rows", 2, "the rules of another one are written dim:axis, as in batch:rows"),
+    (f"compare {MLP} --devices 8", 2, "--devices is an option of analyze, search, verify, train,"),
+    (f"analyze {MLP} --machine nvidia-h100", 2, "did you mean 'h100'?"),
+    ("train llama --set vocab=259 --data modls/books.jsonl", 1, "there is no file 'modls/books.jsonl'; there are none"),
+    ("export docz x.safetensors", 2, "did you mean 'docs'?"),
     (f"analyze {MLP} --layout batch:rows", 2, "the layout 'batch:rows' needs a mesh, for example --mesh"),
     (f"analyze {MLP} --layout data --mesh rows", 3, "a mesh axis is written name:size, for example 'rows:2 cols:4';"),
     (f"analyze {MLP} --layout bach:all --mesh all:8", 3, "the layout names dim 'bach', which the program lacks; did"),

@@ -87,7 +87,7 @@ ROWS = [
     (lambda: md.compile(double, "rows:2 cols:4", "batch:rows io:rows").program(SPEC), "cannot split dim 'io' over"),
     (lambda: md.compile(double, 8, "batch:rows"), "a mesh is 8 (int); expected str or dict"),
     (lambda: md.compile(double, "rows:2", 8), "a layout is 8 (int); expected str or dict"),
-    (lambda: md.compile(double, "batch:rows", "rows:2").program(SPEC), "a mesh axis is written name:size, for"),
+    (lambda: md.compile(double, "batch:rows", "rows:2"), "got 'batch:rows', which is a rule of a layout"),
     (lambda: md.compile(double, "rows:2", donate=1).program(SPEC), "donate=(1,) of a call with 1 arguments"),
     (lambda: md.compile(double, "rows:2", static="y").program(SPEC), "static='y' is no argument; there are: x"),
     (lambda: md.compile(double, "rows:2", weight_update="zero3"), "weight_update='zero3' is not available; there"),

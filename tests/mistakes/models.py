@@ -59,7 +59,7 @@ ROWS = [
     (lambda: inside(lambda: md.param("w", "io:3", init="normal")), "init is 'normal' (str); expected a function"),
     (lambda: inside(lambda: md.param("w", "io:3", init=0.02)), "init is 0.02 (float); expected a function"),
     (lambda: md.model(lambda: md.param("w", "io:3", init=np.zeros)).init(KEY), "only a tensor without dims is one"),
-    (lambda: inside(lambda: md.param("w", "io:3", dtype="float33")), "'float33' is no dtype; for example 'float32',"),
+    (lambda: inside(lambda: md.param("w", "io:3", dtype="float33")), "'float33' is no dtype; did you mean 'float32'?"),
     (lambda: md.model(lambda: md.param("w", "io:3", md.init.lecun("hidden"))).init(KEY), "no fan dim 'hidden' here;"),
     (lambda: md.model(lambda: md.param("w", "io:3") + md.param("w", "io:3")).specs(), "the parameter 'w' is created"),
     (lambda: md.model(lambda x: x + md.param("b", "io:3")).init(KEY, X), "broadcasting [batch=2 length=4 model=8]"),
@@ -177,7 +177,7 @@ ROWS = [
         "dim 'batch' has size 3 here, and size 2 was asked for",
     ),
     (lambda: md.nn.softmax_cross_entropy(LOGITS, IDS, label_smoothing=2.0), "label_smoothing is from 0 to 1, got 2.0"),
-    (lambda: md.nn.Precision("float33"), "'float33' is no dtype; for example 'float32', 'bfloat16' or"),
+    (lambda: md.nn.Precision("float33"), "'float33' is no dtype; did you mean 'float32'?"),
     (lambda: md.nn.Precision(compute="int8"), "md.nn.Precision takes floating dtypes, got 'int8'"),
     (lambda: md.nn.moe.capacity_of(16, 0), "capacity_of needs a positive factor, k >= 1 and experts >= 1;"),
     # Optimizers

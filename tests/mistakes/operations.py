@@ -95,7 +95,7 @@ ROWS = [
     (lambda: md.tril(X, "batch", "batch"), "a triangle has two dims, and both are 'batch'"),
     (lambda: md.triu(X, "batch", "hidden"), "no dim 'hidden' here; there are: batch, io"),
     # Indexing
-    (lambda: md.take(X, V, "io"), "md.take needs integer indices, got float64"),
+    (lambda: md.take(X, V, "io"), "md.take needs integer indices, got float64; md.cast(i, 'int32')"),
     (lambda: md.take(W, I, "batch"), "no dim 'batch' here; there are: io, hidden"),
     (lambda: md.take(X, [0, 1], "io"), "expected a tensor or a number, got an array of shape (2,)"),
     (

@@ -88,7 +88,7 @@ ROWS = [
     (lambda: md.import_hugging_face("nothing", llama), "there is no folder 'nothing'"),
     (lambda: md.import_hugging_face(RUN.parent, llama), "config.json cannot be read: No such file"),
     (lambda: md.import_hugging_face(hub(model_type="bert"), llama), "is a model of type 'bert', and llama reads"),
-    (lambda: md.import_hugging_face(hub(**LLAMA), gpt2), "is a model of type 'llama', and gpt2 reads 'gpt2'"),
+    (lambda: md.import_hugging_face(hub(**LLAMA), gpt2), "and gpt2 reads 'gpt2'\n  --model"),
     (lambda: md.import_hugging_face(hub(**LLAMA), mlp), "'mlp' has no table of Hugging Face tensors"),
     (
         lambda: md.import_hugging_face(hub(**{**LLAMA, "num_attention_heads": 3}), llama),

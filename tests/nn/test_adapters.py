@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,3 +60,14 @@ def test_adapters_of_no_weight_are_refused() -> None:
     tuned = md.nn.lora(md.model(lambda x: x * md.param("scale", "io:6")), rank=2, match="scale")
     with pytest.raises(md.ShapeError, match=r"no weight matches for md\.nn\.lora; the parameters are scale"):
         tuned.specs(md.spec("batch:2 io:6"))
+
+
+def test_adapters_are_merged_on_export(tmp_path: Path) -> None:
+    work = md.nn.lora(SMALL, rank=2, match="*/wq", alpha=6.0)
+    params, _ = work.init(md.random.key(0))
+    params = {path: p + 0.1 if path.endswith("lora_b") else p for path, p in params.items()}
+    md.export_hugging_face(params, work, tmp_path / "tuned")
+    _, again = md.import_hugging_face(tmp_path / "tuned", work)
+    assert again.keys() == SMALL.specs()[0].keys(), "the parameters of the base"
+    for path, x in md.nn.merged(params, alpha=6.0).items():
+        np.testing.assert_array_equal(again[path].numpy(), x.numpy())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.ops.attention import in_numpy
-from meshdsl.ops.attention.arrays import Arrays, Sees, Span
-from meshdsl.ops.attention.records import pairs_seen
+from meshdsl.ops.attention.arrays import Arrays, Span
+from meshdsl.ops.attention.sees import Sees
 from meshdsl.ops.attention.spec import AttentionSpec
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -203,11 +203,13 @@ def test_memory_of_the_compiled_gradient_is_linear() -> None:
 
 @given(st.integers(0, 6), st.integers(0, 6), st.integers(1, 9), st.booleans(), st.one_of(st.none(), st.integers(1, 8)))
 @example(3, 4, 7, True, 9)
-def test_pairs_seen_counts_pairs(first: int, queries: int, keys: int, causal: bool, window: int | None) -> None:
+def test_the_number_of_pairs_is_that_of_the_mask(
+    first: int, queries: int, keys: int, causal: bool, window: int | None
+) -> None:
     """Exactly under a causal mask, where the queries are among the keys' positions; else an upper bound."""
     at_q, at_k = np.arange(first, first + queries), np.arange(keys)
-    counted = Sees(causal, window, keys).pairs(np, at_q, at_k).sum()
-    found = pairs_seen(first, queries, keys, causal, window)
+    counted = Sees(causal, window).pairs(np, at_q, at_k, keys).sum()
+    found = Sees(causal, window).number(first, queries, keys)
     assert found == counted if causal and first + queries <= keys else found >= counted
 
 
@@ -222,8 +224,8 @@ def test_a_block_is_skipped_only_if_no_query_sees_a_key(
     first: int, queries: int, key: int, keys: int, causal: bool, window: int | None
 ) -> None:
     """At the borders of the mask too, where one pair of a block is seen. Exact, except for blocks with padding."""
-    sees, at_q, at_k = Sees(causal, window, 11), np.arange(first, first + queries), np.arange(key, key + keys)
-    found, wanted = bool(sees.any(at_q, at_k)), bool(sees.pairs(np, at_q, at_k).any())
+    sees, at_q, at_k = Sees(causal, window), np.arange(first, first + queries), np.arange(key, key + keys)
+    found, wanted = bool(sees.any(at_q, at_k, 11)), bool(sees.pairs(np, at_q, at_k, 11).any())
     assert found == wanted or (found and key + keys > 11)
 
 
@@ -231,7 +233,7 @@ def test_numpy_form_is_the_formula() -> None:
     """The simulator's form, by hand: two keys with scores 0 and log 3."""
     q, k = np.array([[1.0]]), np.array([[0.0], [np.log(3)]])
     names = AttentionSpec("head", "length", "length", "memory")
-    x = Arrays(q, k, np.array([[4.0], [8.0]]), (Span(0, 1),), (Span(0, 2),), Sees(False, None, 2), names, 0)
+    x = Arrays(q, k, np.array([[4.0], [8.0]]), (Span(0, 1),), (Span(0, 2),), 2, names, 0)
     out, lse = in_numpy.forward(x)
     np.testing.assert_allclose(out, [[7]])
     np.testing.assert_allclose(lse, [np.log(4)])

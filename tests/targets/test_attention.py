@@ -15,8 +15,9 @@ import meshdsl as md
 from meshdsl.cost.ledger import ledger
 from meshdsl.ir import walk
 from meshdsl.ops.attention import in_numpy
-from meshdsl.ops.attention.arrays import Arrays, Sees, Span
+from meshdsl.ops.attention.arrays import Arrays, Span
 from meshdsl.ops.attention.kernels import AttentionKernel, Case
+from meshdsl.ops.attention.sees import Sees
 from meshdsl.ops.attention.spec import AttentionSpec
 from meshdsl.targets import target_named, target_of
 from meshdsl.targets.cpu import CPU
@@ -67,8 +68,9 @@ def arrays(
         v=draw.normal(size=(*batch, m, 24)),
         queries=queries,
         keys=keys,
-        sees=Sees(causal, window, count or last, padded=count is not None),
-        how=dataclasses.replace(NAMES, scale=0.3, soft_cap=soft_cap),
+        count=count or last,
+        padded=count is not None,
+        how=dataclasses.replace(NAMES, scale=0.3, soft_cap=soft_cap, sees=Sees(causal, window)),
         batch=2,
         offset=None if offset is None else np.int32(offset),
         segments=ids if segments else None,

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import meshdsl as md
 from meshdsl.errors import UsageError
@@ -46,6 +48,36 @@ def eval_sum(text: str) -> int:
     return int(left) + int(right)
 
 
+def test_special_tokens_are_around_a_document_once(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<a>": 4}, unk_token="a"))
+    words.add_special_tokens(["<s>", "</s>", "<a>"])
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
+    words.save(str(tmp_path / "tokenizer.json"))
+    rows = [{"prompt": "a", "completion": "b b"}, {"prompt": "<s>b", "completion": "a</s>"}]
+    data = Documents(rows, seed=0, batch=1, length=16, tokenizer=tmp_path, held_out=0.0)
+    batch = {name: x[0][x[0] != 0].tolist() for name, x in data("train", 1).items() if name != "segments"}
+    assert batch["targets"][:8] in (
+        [IGNORED, 3, 3, 1, IGNORED, 2, 1, IGNORED],
+        [IGNORED, 2, 1, IGNORED, 3, 3, 1, IGNORED],
+    )
+    between = sum(d.share for d in data._splits["train"]) / 2
+    one = Documents(rows, seed=0, batch=1, length=16, tokenizer=tmp_path, held_out=between)
+    assert one.bytes_per_token == {5: 3 / 3, 4: 5 / 2}[len(one._splits["held_out"][0].ids)]
+
+
+def test_templates_that_begin_answers_or_rewrite_earlier_ones() -> None:
+    def template(messages: Any, add_generation_prompt: bool, kept: int = 9) -> str:
+        text = "".join(f"<{m['role']}>{m['content'][: 9 if m is messages[-1] else kept]};" for m in messages)
+        return text + "<assistant><think>" * add_generation_prompt
+
+    chat = [{"role": role, "content": f"{role[0]}{n}"} for n, role in enumerate(["user", "assistant"] * 2)]
+    pieces = pieces_of({"messages": chat}, template)
+    assert pieces[:2] == [("<user>u0;<assistant>", False), ("a1;", True)] and pieces[3] == ("a3;", True)
+    with pytest.raises(md.MeshdslError, match="writes earlier messages differently once later ones follow"):
+        pieces_of({"messages": chat}, lambda **given: template(**given, kept=1))
+
+
 def test_chats_learn_what_the_assistant_says(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     pieces = pieces_of({"messages": chat})
@@ -56,6 +88,19 @@ def test_chats_learn_what_the_assistant_says(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": chat}) + "\n\n" + json.dumps({"text": "x"}))
     assert len(list(read_rows(str(file)))) == 2
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    datasets.disable_progress_bars()
+    whole = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
+    whole.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"train": whole}).save_to_disk(str(tmp_path / "both"))
+    for name in ("saved", "both"):
+        assert list(read_rows(f"hf:{tmp_path / name}")) == ROWS
+    with pytest.raises(md.MeshdslError, match=r"the data set hf:.*cache cannot be read"):
+        list(read_rows(f"hf:{tmp_path / 'cache'}"))
+    (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n[1]\n')
+    with pytest.raises(md.MeshdslError, match=r"bad.jsonl:2 is no JSON object, as each line of a .jsonl file is"):
+        list(read_rows(str(tmp_path / "bad.jsonl")))
     (tmp_path / "notes.txt").write_text("one\n\ntwo")
     assert [row["text"] for row in read_rows(str(tmp_path / "notes.txt"))] == ["one", "two"]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 from typing import Any
 
 import numpy as np
@@ -33,35 +31,6 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Sees:
-    """The keys that a query sees by their positions: with `causal` none after it, with `window` only the nearest ones.
-
-    Keys at positions from `count` on are padding, which no query sees.
-    """
-
-    causal: bool
-    window: int | None
-    count: int
-    padded: bool = True  # False if no key is padding
-
-    def pairs(self, xp: Any, q: Any, k: Any) -> Any:
-        """[queries, keys]: whether the query at position q sees the key at position k."""
-        q, k = q[:, None], k[None, :]
-        return reduce(and_, [k < self.count, *self.limits(q, q, k, k)]) | xp.zeros(q.shape, bool)
-
-    def any(self, q: Any, k: Any) -> Any:
-        """True if a query at one of the positions q may see a key at one of the positions k."""
-        first_k = k.min()
-        return reduce(and_, [first_k < self.count, *self.limits(q.min(), q.max(), first_k, k.max())])
-
-    def limits(self, first_q: Any, last_q: Any, first_k: Any, last_k: Any) -> list[Any]:
-        """The conditions under which a query at one of these positions may see a key at one of these, padding apart."""
-        limits = [first_k <= last_q] if self.causal else []
-        limits += [last_k > first_q - self.window] if self.window is not None else []
-        return limits + ([first_k < last_q + self.window] if self.window is not None and not self.causal else [])
-
-
-@dataclass(frozen=True)
 class Arrays:
     """The operands, and how they are read; see the module's first sentences for the dims."""
 
@@ -70,7 +39,7 @@ class Arrays:
     v: Any
     queries: tuple[Span, ...]  # positions of the queries, block after block
     keys: tuple[Span, ...]
-    sees: Sees
+    count: int  # keys at positions from this on are padding, which no query sees
     how: AttentionSpec
     batch: int  # number of batch dims
     offset: Any = None  # an int32 number to add to the positions of the queries
@@ -78,6 +47,7 @@ class Arrays:
     mask: Any = None  # an array of scores, true where a query may see a key
     segments: tuple[Any, Any] | None = None  # of queries [..., queries, 1] and keys [..., 1, keys]; equal ones see
     kernel: AttentionKernel = BLOCKWISE
+    padded: bool = True  # False if no key is padding
 
     @property
     def wide(self) -> np.dtype[Any]:

@@ -114,7 +114,7 @@ class _Tiles:
         """The scores of a pair of blocks, -inf where a query does not see a key, and the derivative of their cap."""
         s, slope = self.x.scores(Jax, q, k)
         s = s if self.bias is None else s + self.pair(self.bias, i, j).astype(self.x.wide)
-        seen = self.x.sees.pairs(jnp, *self.places(i, j))
+        seen = self.x.how.sees.pairs(jnp, *self.places(i, j), self.x.count)
         if self.mask is not None:
             seen = seen & self.pair(self.mask, i, j)
         if self.segments is not None:
@@ -123,10 +123,10 @@ class _Tiles:
 
     def where_seen(self, i: Any, j: Any, compute: Callable[[Any], Any], carry: Any) -> Any:
         """`compute(carry)` if a query of block i may see a key of block j, else the carry."""
-        some = self.x.sees.any(*self.places(i, j)) if self.nk and self.nq else False
+        some = self.x.how.sees.any(*self.places(i, j), self.x.count) if self.nk and self.nq else False
         if isinstance(some, bool | np.bool_):
             return compute(carry) if some else carry
-        if not self.x.sees.causal and self.x.sees.window is None:
+        if not self.x.how.sees.compares:
             return compute(carry)
         return lax.cond(some, compute, lambda carry: carry, carry)
 

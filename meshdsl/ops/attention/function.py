@@ -11,6 +11,7 @@ from ...trace import Tensor, as_tensor, bind
 from ..dtypes import kind
 from .plain import plain_attention
 from .records import ATTENTION
+from .sees import Sees
 from .spec import AttentionSpec
 
 METHODS = ("auto", "ring", "all_to_all", "gather", "plain")
@@ -80,16 +81,16 @@ def attention(
     if how.keys == how.length and "segments" in inputs:
         inputs.setdefault("memory_segments", inputs["segments"])
     _check_options(window, soft_cap, method, block)
-    _check_positions(how, causal or window is not None, inputs)
+    sees = Sees(causal, None if window is None else min(window, 1 << 30))  # positions are 32-bit integers
+    _check_positions(how, sees, inputs)
     _check_keys(how, q, k, v)
     _check_values(how, q, k, v)
     _check_extras(how, q, k, inputs)
 
-    window = None if window is None else min(window, 1 << 30)  # positions are 32-bit integers
     factor = 1 / math.sqrt(find(how.over, q.dims).size or 1) if scale is None else float(scale)
     order = tuple(role for role in extras if role in inputs)
     cap = None if soft_cap is None else float(soft_cap)
-    how = AttentionSpec(how.over, how.length, how.keys, how.memory, order, factor, block, method, cap, causal, window)
+    how = AttentionSpec(how.over, how.length, how.keys, how.memory, order, factor, block, method, cap, sees)
     if method == "plain":
         return plain_attention(q, k, v, how, inputs)
     return bind(ATTENTION, q, k, v, *(inputs[role] for role in order), how=how)[0]
@@ -130,14 +131,13 @@ def _check_options(window: int | None, soft_cap: float | None, method: str, bloc
         raise ShapeError(f"md.attention: soft_cap is a positive number; got {soft_cap!r}")
 
 
-def _check_positions(how: AttentionSpec, compares: bool, inputs: dict[str, Tensor]) -> None:
-    """`compares`: the positions of queries and keys are compared."""
-    if compares and not how.length and "offset" not in inputs:
+def _check_positions(how: AttentionSpec, sees: Sees, inputs: dict[str, Tensor]) -> None:
+    if sees.compares and not how.length and "offset" not in inputs:
         raise ShapeError(
             "md.attention: causal= and window= compare positions, and the queries have none\n"
             "  give the query's position with offset=, or the queries a dim length="
         )
-    if "offset" in inputs and not compares:
+    if "offset" in inputs and not sees.compares:
         raise ShapeError("md.attention: offset= has an effect only with causal= or window=; leave it out")
     if how.memory == how.keys == how.length and not {"bias", "mask"}.isdisjoint(inputs):
         raise ShapeError("md.attention: bias and mask need two names; give the keys' one with memory=")

@@ -20,7 +20,7 @@ def _scores(x: Arrays) -> tuple[Any, Any]:
     """The scores [*batch, *group, queries, keys], -inf where a query does not see a key, and the cap's derivative."""
     s, slope = x.scores(NumPy, x.q, x.k)
     s = s if x.bias is None else s + x.bias.astype(x.wide)
-    seen = x.sees.pairs(np, *_positions(x))
+    seen = x.how.sees.pairs(np, *_positions(x), x.count)
     if x.mask is not None:
         seen = seen & x.mask
     if x.segments is not None:

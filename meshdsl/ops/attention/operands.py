@@ -9,7 +9,7 @@ from typing import Any
 from ...backend import Block, Local, NumPy
 from ...dims import Dim, Shape, fresh_dim, names
 from . import blockwise, in_numpy
-from .arrays import Arrays, Sees, Span
+from .arrays import Arrays, Span
 from .kernels import BLOCKWISE, AttentionKernel
 from .spec import AttentionSpec, value_dim
 
@@ -112,13 +112,14 @@ class Canonical:
             queries=queries or (self.queries,),
             keys=keys,
             how=self.how,
-            sees=Sees(self.how.causal, self.how.window, self.keys.size, self.stored_keys > self.keys.size),
+            count=self.keys.size,
             batch=len(self.batch),
             offset=self.arrays.get("offset"),
             bias=bias,
             mask=mask,
             segments=segments,
             kernel=self.kernel,
+            padded=self.stored_keys > self.keys.size,
         )
 
     def at_keys(self, x: Any, keys: tuple[Span, ...]) -> Any:

@@ -59,23 +59,15 @@ def _renamed(x: Tensor, old: str, new: str) -> Tensor:
     return x if old == new or old not in names(x.dims) else rename(x, **{old: new})
 
 
-def near(distance: Tensor, how: AttentionSpec) -> list[Tensor]:
-    """The conditions on a query's position minus a key's."""
-    after = [distance >= 0] if how.causal else []
-    if how.window is None:
-        return after
-    return [*after, distance < how.window] if how.causal else [distance < how.window, distance > -how.window]
-
-
 def _seen(rest: Shape, keys: Dim, how: AttentionSpec, extras: Mapping[str, Tensor]) -> Tensor | None:
     """The mask of keys that each query sees, with dims among `rest` and the keys; None if queries see all keys."""
     length = tuple(d for d in rest if d.name == how.length)
     pair = (*length, keys)
     conditions: list[Tensor] = [extras["mask"]] if "mask" in extras else []
-    if how.compares:
+    if how.sees.compares:
         start = extras.get("offset", as_tensor(0, "int32"))
-        at = broadcast(iota(length[0]) + start if length else start, pair) - broadcast(iota(keys), pair)
-        conditions += near(at, how)
+        at, key = broadcast(iota(length[0]) + start if length else start, pair), broadcast(iota(keys), pair)
+        conditions += how.sees.limits(at, at, key, key)
     if "segments" in extras:
         ids, other = extras["segments"], extras["memory_segments"]
         other = _renamed(other, how.keys, keys.name)

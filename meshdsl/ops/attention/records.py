@@ -25,7 +25,8 @@ from ..indexing import iota
 from ..reductions import broadcast, spread
 from .kernels import AttentionKernel
 from .operands import Canonical
-from .plain import near, plain_gradient
+from .plain import plain_gradient
+from .sees import EVERY_KEY
 from .spec import RESIDUALS, AttentionSpec, value_dim, wide_dtype
 
 MOVING = ("q", "k", "v", "bias")  # the operands that have a gradient
@@ -56,39 +57,6 @@ def _grad_kernel(c: Local, *ins: Any, how: AttentionSpec, kernel: AttentionKerne
     return tuple(y.astype(how.dtype(dtype)) for y, dtype in zip(gradients, dtypes, strict=True))
 
 
-def pairs_seen(
-    first: int, queries: int, keys: int, causal: bool, window: int | None, blocks: tuple[int, int] | None = None
-) -> float:
-    """The pairs of a key and one of the queries at positions first ... first + queries - 1 that sees it.
-
-    With the sizes of blocks of queries and of keys: the pairs in blocks in which some query sees some key.
-
-    >>> pairs_seen(0, 4, 4, True, None), pairs_seen(0, 4, 4, True, 2), pairs_seen(2, 2, 4, True, None)
-    (10.0, 7.0, 7.0)
-    >>> pairs_seen(0, 4, 4, True, None, blocks=(2, 2)), pairs_seen(0, 4, 4, False, None, blocks=(2, 2))
-    (12.0, 16.0)
-    """
-    if blocks is not None:
-        return _pairs_in_blocks(first, queries, keys, causal, window, *blocks)
-    if not causal:
-        return float(queries * (keys if window is None else min(keys, 2 * window - 1)))
-    most = keys if window is None else min(keys, window)
-    full = max(0, min(queries, first + queries - most + 1))  # queries that see that many keys
-    rest = queries - full  # the first of them sees first + 1 keys, the next one more, ...
-    return float(full * most + rest * (first + 1) + rest * (rest - 1) / 2)
-
-
-def _pairs_in_blocks(first: int, queries: int, keys: int, causal: bool, window: int | None, bq: int, bk: int) -> float:
-    pairs = 0
-    for start in range(first, first + queries, bq):
-        rows = min(bq, first + queries - start)
-        end = keys if not causal else min(keys, start + rows)
-        end = end if window is None or causal else min(keys, start + rows + window - 1)
-        begin = 0 if window is None else max(0, start - window + 1)
-        pairs += rows * (min(keys, -(-end // bk) * bk) - begin // bk * bk) if end > begin else 0
-    return float(pairs)
-
-
 def products(ins: Any, shapes: Sequence[Shape], how: AttentionSpec, heads: int, values: int) -> float:
     """FLOPs for each pair of a query and a key: `heads` products over the contracted dim, `values` over the values'."""
     q, v = (dict(zip(names(shapes[i]), ins[i], strict=True)) for i in (0, 2))
@@ -101,7 +69,7 @@ def _pairs(ins: Any, shapes: Sequence[Shape], how: AttentionSpec, blocks: Any) -
     q, k = (dict(zip(names(shape), n, strict=True)) for shape, n in zip(shapes[:2], ins[:2], strict=True))
     queries, keys = q.get(how.length, 1), k[how.keys]
     length = next((d.size for d in shapes[0] if d.name == how.length), keys)
-    return pairs_seen(max(0, length - queries), queries, keys, how.causal, how.window, blocks)
+    return how.sees.number(max(0, length - queries), queries, keys, blocks)
 
 
 def _counted(heads: int, values: int) -> Callable[..., float]:
@@ -213,9 +181,10 @@ def _masked(roles: dict[str, Tensor], how: AttentionSpec) -> tuple[dict[str, Ten
     length = tuple(d for d in roles["q"].dims if d.name == how.length)
     start = roles["offset"]
     pair = (*start.dims, *length, memory)
-    at = broadcast(start, pair) - broadcast(iota(memory, start.dtype), pair)
+    at = broadcast(start, pair)
     at = at + broadcast(iota(length[0], start.dtype), pair) if length else at
-    conditions = near(at, how)
+    key = broadcast(iota(memory, start.dtype), pair)
+    conditions = how.sees.limits(at, at, key, key)
     if "mask" in roles:
         conditions.append(roles["mask"])
     every = [d for d in (*roles["q"].dims, memory) if any(d in c.dims for c in conditions)]
@@ -226,5 +195,5 @@ def _masked(roles: dict[str, Tensor], how: AttentionSpec) -> tuple[dict[str, Ten
     batched_roles = {**roles, "mask": mask}
     extras = tuple(role for role in order[3:7] if role in batched_roles)
     return {r: batched_roles[r] for r in order if r in batched_roles}, dataclasses.replace(
-        how, extras=extras, memory=memory.name, causal=False, window=None
+        how, extras=extras, memory=memory.name, sees=EVERY_KEY
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...dims import Dim, Shape, names
+from .sees import EVERY_KEY, Sees
 
 RESIDUALS = ("out", "lse", "ct", "lse_ct")  # operands of the gradient, after those of the attention
 
@@ -30,19 +31,13 @@ class AttentionSpec:
     block: int = 512  # queries, and keys, whose scores are stored at once
     method: str = "auto"
     soft_cap: float | None = None  # scores s become soft_cap * tanh(s / soft_cap)
-    causal: bool = False
-    window: int | None = None
+    sees: Sees = EVERY_KEY
     wide: bool = False  # results in at least float32, because others are added to them
 
     @property
     def shown(self) -> dict[str, Any]:
         """The options that a printed program and the name of a kernel show."""
-        return {"causal": self.causal, "window": self.window}
-
-    @property
-    def compares(self) -> bool:
-        """True if the positions of queries and keys decide who sees whom."""
-        return self.causal or self.window is not None
+        return vars(self.sees)
 
     def roles(self, ins: Sequence[Any]) -> dict[str, Any]:
         """The operands by name: q, k, v, the extras, and those of the gradient."""

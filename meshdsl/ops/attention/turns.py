@@ -23,7 +23,7 @@ from ...layouts.sharding import Axes
 from .arrays import Arrays, Span
 from .kernels import AttentionKernel
 from .operands import Canonical
-from .records import ATTENTION, MOVING, pairs_seen, products
+from .records import ATTENTION, MOVING, products
 from .spec import AttentionSpec
 
 
@@ -102,8 +102,8 @@ def _pairs(
     length = next(d.size for d in shapes[0] if d.name == how.length)
     memory = next(d.size for d in shapes[1] if d.name == how.keys)
     if zigzag:
-        return pairs_seen(0, length, memory, how.causal, how.window, blocks) / turns**2
-    return pairs_seen(max(0, length - queries), queries, memory, how.causal, how.window, blocks) / turns
+        return how.sees.number(0, length, memory, blocks) / turns**2
+    return how.sees.number(max(0, length - queries), queries, memory, blocks) / turns
 
 
 def _turn(

@@ -42,7 +42,7 @@ def backward(x: Arrays, out: Any, lse: Any, ct: Any, lse_ct: Any) -> tuple[Any, 
 
 
 def _attend(x: Arrays, return_residual: bool) -> Any:
-    sees, window = x.sees, None
+    sees, window = x.how.sees, None
     if sees.window is not None:
         window = (sees.window - 1, 0 if sees.causal else sees.window - 1)
 

@@ -80,7 +80,7 @@ def _in_parts(t: Tiling, at_q: Any, at_k: Any, q: Any, k: Any, v: Any, *rest: An
 
 def _tiling(x: Arrays) -> Tiling:
     interpret = x.kernel.name == "pallas_interpret"
-    return Tiling(x.kernel.queries, x.kernel.keys, x.sees, x.how, x.wide, x.how.dtype(x.v.dtype), interpret)
+    return Tiling(x.kernel.queries, x.kernel.keys, x.count, x.padded, x.how, x.wide, x.how.dtype(x.v.dtype), interpret)
 
 
 def _operands(x: Arrays, t: Tiling) -> list[Any]:

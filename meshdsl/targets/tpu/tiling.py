@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.attention.arrays import Sees
 from ...ops.attention.spec import AttentionSpec
 
 LANES = 128  # of a register of a TPU
@@ -24,7 +23,8 @@ class Tiling:
 
     queries: int  # queries of a block
     keys: int  # keys of a block
-    sees: Sees
+    count: int  # keys at positions from this on are padding
+    padded: bool  # False if no key is padding
     how: AttentionSpec
     wide: np.dtype[Any]  # of scores and sums
     out: np.dtype[Any]  # of results
@@ -33,7 +33,7 @@ class Tiling:
     @property
     def masks(self) -> bool:
         """True if positions decide who sees whom."""
-        return self.sees.causal or self.sees.window is not None or self.sees.padded
+        return self.how.sees.compares or self.padded
 
     def some(self, q: Any, k: Any) -> Any:
         """True if a query of the block that starts at position q may see a key of the block that starts at k."""
@@ -44,14 +44,14 @@ class Tiling:
         return self._may_see(q + (self.queries - 1), q, k + (self.keys - 1), k)
 
     def _may_see(self, first_q: Any, last_q: Any, first_k: Any, last_k: Any) -> Any:
-        seen = self.sees.limits(first_q, last_q, first_k, last_k)
-        return reduce(and_, [first_k < self.sees.count, *seen] if self.sees.padded else seen)
+        seen = self.how.sees.limits(first_q, last_q, first_k, last_k)
+        return reduce(and_, [first_k < self.count, *seen] if self.padded else seen)
 
     def pairs(self, q: Any, k: Any, key: Any, query: Any) -> Any:
         """The mask of a pair of blocks; `key` and `query` are the places inside the blocks, of the result's shape."""
-        shift, sees = q - k, self.sees  # scalars first: the arrays are then compared with one number each
+        shift, sees = q - k, self.how.sees  # scalars first: the arrays are then compared with one number each
         ahead = key - query
-        limits = [key < sees.count - k] if sees.padded else []
+        limits = [key < self.count - k] if self.padded else []
         limits += [ahead <= shift] if sees.causal else []
         limits += [] if sees.window is None else [ahead > shift - sees.window]
         limits += [ahead < shift + sees.window] if sees.window is not None and not sees.causal else []

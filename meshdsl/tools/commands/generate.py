@@ -95,8 +95,11 @@ def _prompts(options: argparse.Namespace) -> tuple[Any, list[list[int]], int | N
         return None, options.prompt_ids, None
     base = base_of_run(options.params)
     file = options.tokenizer or hub_directory(options.params) or base
-    if file is None or (file == base and not (file / "tokenizer.json").is_file()):
-        raise UsageError("--prompt needs --tokenizer FILE, because --params is a run; or give token ids: --prompt-ids")
+    if file is None or not (options.tokenizer or (file / "tokenizer.json").is_file()):
+        raise UsageError(
+            f"--prompt needs --tokenizer FILE, because {options.params} has no tokenizer.json; "
+            "or give token ids: --prompt-ids"
+        )
     tokenizer = load_tokenizer(file)
     prompts = [tokenizer.encode(text).ids for text in options.prompt]
     if not all(prompts):

@@ -44,6 +44,9 @@ def run(options: argparse.Namespace) -> int:
     mesh, layout = started(options, workload)
     dtypes = {"dtype": options.dtype, "compute_dtype": options.compute_dtype}
     workload, params = md.import_hugging_face(directory, workload, mesh, layout, **dtypes)
+    if workload.hugging_face.merged is not None:  # adapters, which no file has
+        draw = md.compile(lambda key: {p: x for p, x in workload.init(key)[0].items() if p not in params}, mesh, layout)
+        params = {**params, **draw(md.random.key(0))}
     count = sum(math.prod(d.size for d in x.dims) for x in params.values())
     config = workload.config
     dtypes = {"dtype": config.param_dtype, "compute_dtype": config.compute_dtype}

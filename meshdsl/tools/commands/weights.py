@@ -10,7 +10,7 @@ from typing import Any
 
 import meshdsl as md
 
-from ...errors import UsageError
+from ...errors import UsageError, nearest_path
 from . import devices
 from .common import cpu_devices, reason_of
 
@@ -70,7 +70,9 @@ def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
     except (OSError, ValueError) as error:
         raise UsageError(f"RUN cannot be read: {reason_of(error)}") from None
     if not is_directory:
-        raise UsageError(f"there is no directory {text[:60]!r}; give that of a run, or hf:DIR")
+        raise UsageError(
+            f"there is no directory {text[:60]!r}; give that of a run, or hf:DIR\n  {nearest_path(Path(text), '*/')}"
+        )
     checkpoints = md.Checkpoints(text)
     step = checkpoints.latest() if step is None else step
     if step is None or step not in checkpoints.steps():

@@ -59,6 +59,8 @@ def export_hugging_face(
     check_no_url(directory)
     table, folder = hugging_face_of(workload), Path(directory)
     rules = rules_of(workload, table)
+    if table.merged is not None and params.keys() > rules.keys():
+        params = table.merged(params)
     _check(params, rules, workload.name)
     chosen = None if dtype is None else spec([], dtype).dtype
     if chosen is not None and chosen not in DTYPES.values():

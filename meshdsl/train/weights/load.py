@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import CheckpointError, ShapeError, nearest, short
+from ...errors import CheckpointError, ShapeError, nearest, nearest_path, short
 from ...ir import Type
 from ...layouts import Layout, Mesh, MeshLike
 from ...lowering import Program
@@ -59,8 +59,7 @@ def import_hugging_face(
     check_no_url(directory)
     table, folder = hugging_face_of(workload), Path(directory)
     if not folder.is_dir():
-        there = [str(path) for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
-        raise CheckpointError(f"there is no folder {str(folder)!r}; {nearest(str(folder), there)}")
+        raise CheckpointError(f"there is no folder {str(folder)!r}; {nearest_path(folder, '*/')}")
     values = read_json(folder / "config.json")
     _check_kind(folder, workload, table, values)
     stored = _renamed(open_directory(folder), table.base)
@@ -96,7 +95,10 @@ def _check_kind(folder: Path, workload: Any, table: HuggingFace, values: Mapping
     """Raise `CheckpointError` if config.json names another type of model; no other check would pass either."""
     kind, known = values.get("model_type"), table.fixed.get("model_type")
     if known is not None and kind is not None and kind != known:
-        raise CheckpointError(f"{folder} is a model of type {short(kind)}, and {workload.name} reads {known!r}")
+        raise CheckpointError(
+            f"{folder} is a model of type {short(kind)}, and {workload.name} reads {known!r}\n"
+            f"  --model {folder}/config.json, or meshdsl.train.load of that file, is the model that reads it"
+        )
 
 
 def _dtypes(stored: str, dtype: str | None, compute_dtype: str | None) -> tuple[str, str]:
@@ -120,13 +122,13 @@ def _configured(workload: Any, table: HuggingFace, hub: HubConfig, dtypes: tuple
 
 
 def rules_of(workload: Any, table: HuggingFace) -> dict[str, Rule]:
-    """The rule of each parameter of the workload; raises `ShapeError` for parameters without a line."""
+    """The rule of each parameter; raises `ShapeError` for one without a line, unless the table has `merged`."""
     specs: Mapping[str, Type] = workload.model(workload.config).specs(workload.inputs(workload.config))
     lines = table.lines(workload.config)
     missing = [path for path in specs if path not in lines]
-    if missing:
+    if missing and table.merged is None:
         raise ShapeError(f"the table of {workload.name} has no line for {missing[0]!r}; {nearest(missing[0], lines)}")
-    return {path: rule_of(path, lines[path], spec.dims) for path, spec in specs.items()}
+    return {path: rule_of(path, lines[path], spec.dims) for path, spec in specs.items() if path in lines}
 
 
 def _renamed(stored: Mapping[str, Stored], base: str) -> dict[str, Stored]:

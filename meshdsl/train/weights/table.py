@@ -44,7 +44,8 @@ class HuggingFace:
     For anything else, `settings(hub)` returns further fields of the config, and `config(values)` their keys.
 
     `base` is the prefix of names that files of the bare model lack. Tensors that match a pattern of `ignored` are
-    buffers, not parameters. `architecture` is the class in transformers that an export names.
+    buffers, not parameters. `architecture` is the class in transformers that an export names. `merged(params)` are the
+    parameters with lines, of a workload that has more: those of `md.nn.lora`.
 
     >>> import meshdsl as md
     >>> md.HuggingFace({"w": ("linear.weight", "out, io")}, {"in_features": "io"}).keys
@@ -57,6 +58,7 @@ class HuggingFace:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     settings: Callable[[HubConfig], dict[str, Any]] = lambda hub: {}
     config: Callable[[Any], dict[str, Any]] = lambda config: {}
+    merged: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
     base: str = ""
     ignored: tuple[str, ...] = ()
     architecture: str = ""

@@ -23,6 +23,7 @@ from ....control import SCAN
 from ....dims import Dim
 from ....ir import Because, Cause, Eqn, Scan, Var
 from ....layouts.sharding import Axes
+from ....ops.attention.sees import Sees
 from ....ops.attention.spec import RESIDUALS, wide_dtype
 from ....ops.attention.turns import ATTENTION_TURN, ATTENTION_TURN_GRAD
 from ....ops.dtypes import CAST
@@ -39,14 +40,14 @@ ALONG = ("q", "k", "v", "segments", "memory_segments", *RESIDUALS)  # the operan
 
 def hops(call: AttentionCall) -> int:
     """The number of times that a block is sent on: n - 1, or until no query sees it."""
-    n, window = call.count, call.how.window
-    if not call.how.causal or window is None or "offset" in call.roles:
+    n, sees = call.count, call.how.sees
+    if not sees.causal or sees.window is None or "offset" in call.roles:
         return n - 1
     setting, how = call.scope.setting, call.how
     keys, queries = (setting.extents.local(call.dim(r, name), n) for r, name in (("k", how.keys), ("q", how.length)))
     if keys != queries:
         return n - 1
-    return min(n - 1, -(-(window - 1) // max(1, keys)))
+    return min(n - 1, -(-(sees.window - 1) // max(1, keys)))
 
 
 def is_zigzag(call: AttentionCall) -> bool:
@@ -57,7 +58,7 @@ def is_zigzag(call: AttentionCall) -> bool:
     size = setting.extents.local(length, n)
     rows = [r for r in ("bias", "mask") if r in call.roles and length in call.roles[r].dims]
     even = length.size == keys.size and size == setting.extents.local(keys, n) and size % 2 == 0
-    plain = call.how.causal and call.how.window is None and "offset" not in call.roles
+    plain = call.how.sees == Sees(causal=True) and "offset" not in call.roles
     return plain and even and size > 0 and n > 1 and not rows
 
 
