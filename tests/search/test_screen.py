@@ -15,7 +15,7 @@ from meshdsl.search.costed import evaluate
 from meshdsl.search.digest import digest
 from meshdsl.search.estimate import Estimate
 from meshdsl.search.roles import best_roles
-from meshdsl.search.screen import Axes, Candidate, Screen
+from meshdsl.search.screen import WEIGHTS, Axes, Candidate, Screen
 from meshdsl.search.space import space
 from meshdsl.search.variants import Variants
 from meshdsl.updates.weight_update import WeightUpdate
@@ -66,6 +66,20 @@ def test_estimates_have_the_order_of_exact_costs(costs: tuple[Any, Any, Any]):
     assert exact[np.argmin(estimated)] <= 1.02 * exact.min()
     ratio = exact / estimated
     assert ratio.min() > 0.5 and ratio.max() < 2
+
+
+def test_gradients_are_scattered_over_the_axes_of_one_dim_together():
+    """Over those of two dims one after the other, the outer axis first: it takes the whole gradient."""
+
+    def step(params: dict[str, Any], x: Any) -> dict[str, Any]:
+        gradients = md.grad(lambda params: md.sum(md.square(md.dot(x, params["w"], "io"))))(params)
+        return {"w": params["w"] - 0.1 * gradients["w"]}
+
+    graph = md.compile(step, "").graph({"w": md.spec("io:4096 hidden:4096")}, md.spec("batch:65536 io:4096"))
+    outer = ("batch", "hidden")
+    every = [Candidate(md.Mesh("x:8 y:8"), (outer, inner)) for inner in (outer, ("batch", "io"))]
+    together, apart = Screen(digest(graph, ["0/w"]), Axes(every, H100), H100).by_loop[""][WEIGHTS]
+    assert apart > 3 * together > 0
 
 
 def test_roles_of_few_devices_have_the_batch_first():
