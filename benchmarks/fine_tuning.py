@@ -8,19 +8,17 @@ docs/_ext/pictures.py --tuned FILE` draws them. Takes six minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tokenizers import ByteLevelBPETokenizer
 
-from meshdsl.tools import cli
 from meshdsl.train.data import corpus
 
 VOCAB, MEAN_OF = 1024, 10
@@ -49,12 +47,8 @@ def prepare() -> None:
 def run(*words: str) -> list[dict[str, object]]:
     """The JSON lines of a command of meshdsl."""
     print("$ meshdsl", *words, file=sys.stderr, flush=True)
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = cli.main([*words, "--json"])
-    if code:
-        raise SystemExit(code)
-    return [json.loads(line) for line in out.getvalue().splitlines()]
+    out = subprocess.run([sys.executable, "-m", "meshdsl", *words, "--json"], stdout=subprocess.PIPE, check=True).stdout
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def points(name: str, records: list[dict[str, object]]) -> Iterator[dict[str, object]]:

@@ -102,7 +102,7 @@ def test_a_missing_name_says_what_to_write(name: str, way_out: str) -> None:
 
 
 def test_what_to_write_instead_exists() -> None:
-    for name, way_out in detours._INSTEAD.items():
+    for name, way_out in detours.INSTEAD.items():
         assert not hasattr(md, name), name
         for path in re.findall(r"\bmd\.([\w.]+\w)", way_out):
             FAMILIES.documented(path)

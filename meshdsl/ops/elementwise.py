@@ -274,7 +274,6 @@ minimum = _binary(
     bounded=Bounded.BY_OPERANDS,
 )
 _FLOATS: dict[str, Any] = {"kinds": "f", "inexact": True, "shown": True, "transcendental": True}
-_FLOATS: dict[str, Any] = {"kinds": "f", "inexact": True, "shown": True, "transcendental": True}
 atan2 = _binary(
     "atan2", lambda xp: xp.atan2, lambda ct, x, y: tuple(ct / (x * x + y * y) * z for z in (y, -x)), **_FLOATS
 )
@@ -318,11 +317,6 @@ def absolute_square(x: Tensor) -> Tensor:
         return square(x)
     part = np.finfo(x.dtype).dtype
     return square(bind1(CAST, x, dtype=part)) + square(bind1(CAST, x * -1j, dtype=part))  # a cast takes the real part
-
-
-def _share(x: Tensor, out: Tensor) -> Tensor:
-    """x / out, and 0 where both are 0."""
-    return where(equal(out, 0), 0, x / where(equal(out, 0), 1, out))
 
 
 def _share(x: Tensor, out: Tensor) -> Tensor:
