@@ -12,7 +12,8 @@ The function is traced to a jaxpr, and the jaxpr goes through these modules:
     imported    `md.from_jax` and what it returns
 """
 
+from . import operations
 from .imported import Imported, from_jax
 from .marker import named
 
-__all__ = ["Imported", "from_jax", "named"]
+__all__ = ["Imported", "from_jax", "named", "operations"]

@@ -1,9 +1,13 @@
-"""A block of steps, run on tensors: each step becomes operations of meshdsl, by a table of handlers."""
+"""A block of steps, run on tensors: each step becomes operations of meshdsl, by a table of handlers.
+
+A handler takes the replay, a step and its operands: tensors, or numbers for constants of one element. It returns the
+result, or a list of results.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +24,12 @@ class NotImportedError(Exception):
 
 @dataclass
 class Replay:
-    """Runs blocks, each primitive by its handler, and those without one by `otherwise`.
+    """Runs blocks. `prefer`: the order in which dims of a product get a mesh axis.
 
-    A handler takes the replay, a step and its operands: tensors, or numbers for constants of one element. It returns
-    the result, or a list of results. `prefer`: the order in which dims of a product get a mesh axis.
     `refusals`: what cannot be imported, a text each; a refused step gives zeros, so that all are found at once.
     `notes`: what the user should know.
     """
 
-    handlers: Mapping[str, Handler]
-    otherwise: Handler
     prefer: Sequence[str] = ()
     refusals: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
@@ -61,7 +61,7 @@ class Replay:
 
     def results(self, step: BodyStep, xs: list[Any]) -> Sequence[Any]:
         try:
-            results = self.handlers.get(step.primitive, self.otherwise)(self, step, xs)
+            results = _HANDLERS.get(step.primitive, _HANDLERS[OTHERS])(self, step, xs)
         except NotImportedError as refusal:
             where = f" at {step.where}  {step.where.source()}" if step.where else ""
             self.refusals.append(f"{step.primitive}{where}: {refusal}")
@@ -70,3 +70,15 @@ class Replay:
 
 
 Handler = Callable[[Replay, BodyStep, list[Any]], Any]
+OTHERS = ""  # the name of primitives that have no handler of their own
+_HANDLERS: dict[str, Handler] = {}
+
+
+def operation(*names: str) -> Callable[[Handler], Handler]:
+    """Register a function as the handler of these primitives."""
+
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return register

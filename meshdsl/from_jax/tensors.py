@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -67,6 +66,11 @@ def fit(t: Any, *moves: Move) -> Any:
     return md.rename(t, **renames) if renames else t
 
 
+def renamed(axes: Sequence[Axis], others: Sequence[Axis]) -> list[Move]:
+    """The moves from some axes to others, one after the other."""
+    return [([a], [b]) for a, b in zip(axes, others, strict=True)]
+
+
 def axiswise(v: Value, w: Value, skip: Sequence[int] = (), drop: int = 0, drop_w: int = 0) -> list[Move]:
     """The moves from the axes of one value to those of another, axis by axis."""
     pairs = enumerate(zip(v.axes[drop:], w.axes[drop_w:], strict=True))
@@ -101,11 +105,6 @@ def moved(step: BodyStep, x: Any, k: int = 0) -> Any:
     v, out = step.ins[k], step.outs[0]
     kept = [(i, t) for n, i, t in step.pairs() if n == k and isinstance(t, int) and v.shape[i] == out.shape[t]]
     return fit(x, *(([v.axes[i]], [out.axes[t]]) for i, t in kept))
-
-
-def lacking(t: md.Tensor, axes: Sequence[Axis]) -> int:
-    """How many equal copies of the tensor the axes that it lacks stand for."""
-    return math.prod(d.size for d in dims(axes) if d not in t.dims)
 
 
 def constant(v: Value) -> Any:

@@ -1,19 +1,5 @@
-"""Each primitive of JAX as operations of meshdsl: `new_replay` has the handlers of all."""
+"""Each primitive of JAX as operations of meshdsl: each module adds its handlers to the table of `replay`."""
 
-from __future__ import annotations
+from . import elementwise, fallback, indices, keys, loops, products, shapes, windows
 
-from collections.abc import Sequence
-
-from meshdsl import jax_functions
-
-from ..replay import Replay
-from . import elementwise, indices, keys, loops, products, shapes, windows
-from .fallback import through_local
-from .registry import HANDLERS
-
-MODULES = (elementwise, indices, keys, loops, products, shapes, windows)  # each adds its handlers
-AS_THEY_ARE = dict.fromkeys(sorted(jax_functions.ELEMENTWISE), elementwise.any_function)
-
-
-def new_replay(prefer: Sequence[str] = ()) -> Replay:
-    return Replay({**AS_THEY_ARE, **HANDLERS}, through_local, prefer)
+__all__ = ["elementwise", "fallback", "indices", "keys", "loops", "products", "shapes", "windows"]

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 import meshdsl as md
+from meshdsl import jax_functions
 
-from ..replay import Replay
+from ..replay import Replay, operation
 from ..steps import BodyStep
 from ..tensors import axiswise, fit
-from .registry import operation
 
 SAME: Callable[[Any], Any] = lambda x: x  # noqa: E731
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -28,38 +28,30 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y, "and": lambda x, y: x & y, "or": lambda x, y: x | y,
     "xor": lambda x, y: x ^ y,
 }  # fmt: skip
-_ON_REALS = {"abs", "sign", "logistic", "div", "pow", "sqrt", "rsqrt"}  # JAX's for other dtypes
+WITH_PARAMETERS: dict[str, Callable[..., Any]] = {
+    "integer_pow": lambda p, x: x ** int(p["y"]), "convert_element_type": lambda p, x: md.cast(x, p["new_dtype"]),
+    "clamp": lambda p, low, x, high: md.minimum(md.maximum(x, low), high), "name": lambda p, x: md.name(x, p["name"]),
+    "select_n": lambda p, which, x, y: md.where(which, y, x),
+}  # fmt: skip
+_ON_REALS = {"abs", "sign", "logistic", "div", "pow", "integer_pow", "sqrt", "rsqrt"}  # JAX's for other dtypes
 
 
-@operation(*FUNCTIONS)
+@operation(*FUNCTIONS, *WITH_PARAMETERS)
 def function(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    kind = np.dtype(step.ins[0].dtype)
-    floating = jax.numpy.issubdtype(kind, np.floating)
-    if (step.primitive in _ON_REALS and not floating) or (step.primitive in ("max", "min") and kind == np.bool_):
+    kind, name = np.dtype(step.ins[0].dtype), step.primitive
+    if (
+        (name in _ON_REALS and not jax.numpy.issubdtype(kind, np.floating))
+        or (name in ("max", "min") and kind == np.bool_)
+        or (name == "select_n" and (len(xs) != 3 or kind != np.bool_))
+    ):
         return any_function(replay, step, xs)
     xs = operands(replay, step, xs)
-    return FUNCTIONS[step.primitive](*xs) if _has_tensor(xs) else of_numbers(step, xs)
-
-
-@operation("integer_pow", "convert_element_type", "select_n", "clamp", "name")
-def with_parameters(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    xs, p = operands(replay, step, xs), step.params
     if not _has_tensor(xs):
         return of_numbers(step, xs)
-    if step.primitive == "integer_pow":
-        floating = jax.numpy.issubdtype(step.outs[0].dtype, np.floating)
-        return xs[0] ** int(p["y"]) if floating else any_function(replay, step, xs)
-    if step.primitive == "convert_element_type":
-        return md.cast(xs[0], p["new_dtype"])
-    if step.primitive == "clamp":
-        return md.minimum(md.maximum(xs[1], xs[0]), xs[2])
-    if step.primitive == "name":
-        return md.name(xs[0], p["name"])
-    if len(xs) != 3 or step.ins[0].dtype != np.bool_:
-        return any_function(replay, step, xs)
-    return md.where(xs[0], xs[2], xs[1])
+    return WITH_PARAMETERS[name](step.params, *xs) if name in WITH_PARAMETERS else FUNCTIONS[name](*xs)
 
 
+@operation(*jax_functions.ELEMENTWISE - {*FUNCTIONS, *WITH_PARAMETERS})
 def any_function(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """An elementwise primitive as it is."""
     xs = operands(replay, step, xs)

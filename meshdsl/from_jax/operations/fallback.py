@@ -12,9 +12,9 @@ import meshdsl as md
 from meshdsl import jax_functions
 
 from ..axes import Axis, dims
-from ..replay import NotImportedError, Replay
+from ..replay import OTHERS, NotImportedError, Replay, operation
 from ..steps import BodyStep, Value
-from ..tensors import Move, fit, fresh, wholes
+from ..tensors import fit, fresh, wholes
 
 _REFUSED = {
     "shard_map": "a program for a mesh of its own is no model\n  import the function inside it, without jax.shard_map",
@@ -27,9 +27,12 @@ _REFUSED = {
         ("psum", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "axis_index", "psum_invariant"),
         "it names an axis of jax.pmap, jax.vmap or jax.shard_map\n  import the function without that axis",
     ),
+    "custom_lin": "it is half of a jax.custom_vjp, which only JAX can transpose\n"
+    "  import the function, not its linearisation",
 }
 
 
+@operation(OTHERS)
 def through_local(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     """`md.local` of the primitive: split along the axes that pass to all results, whole along the others."""
     if step.primitive in _REFUSED or step.eqn is None or step.bodies:
@@ -72,12 +75,8 @@ def _local(step: BodyStep, xs: list[Any], split: dict[int, Axis]) -> list[Any]:
     mapped = [d for d in dims(split.values()) if d in present]
     y = md.local(_on_arrays(step), *operands, out=flat if len(flat) != 1 else flat[0], split=mapped)
     results = y if len(flat) != 1 else [y]
-    return [_back(t, new, o) for t, new, o in zip(results, outs, step.outs, strict=True)]
-
-
-def _back(t: md.Tensor, new: Sequence[Sequence[md.Dim]], v: Value) -> md.Tensor:
-    moves: list[Move] = [(d, [a]) for d, a in zip(new, v.axes, strict=True)]
-    return fit(t, *moves)
+    back = [[(d, [a]) for d, a in zip(new, o.axes, strict=True)] for new, o in zip(outs, step.outs, strict=True)]
+    return [fit(t, *moves) for t, moves in zip(results, back, strict=True)]
 
 
 def _dims(v: Value, i: int, axis: Axis | None) -> Sequence[md.Dim]:

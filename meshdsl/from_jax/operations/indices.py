@@ -10,11 +10,10 @@ import numpy as np
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import Replay
+from ..replay import Replay, operation
 from ..steps import BodyStep, Value
 from ..tensors import Move, Part, axiswise, fit, fresh, single, whole, wholes
 from .fallback import through_local
-from .registry import operation
 from .shapes import Change, along
 
 

@@ -10,10 +10,9 @@ import jax
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import NotImportedError, Replay
+from ..replay import NotImportedError, Replay, operation
 from ..steps import BodyStep, Value
 from ..tensors import WORD, Move, fit, fresh, full, whole
-from .registry import operation
 
 
 def _key(step: BodyStep, x: Any) -> md.Tensor:

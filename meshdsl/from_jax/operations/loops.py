@@ -10,10 +10,9 @@ import jax
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import NotImportedError, Replay
+from ..replay import Replay, operation
 from ..steps import BodyStep, OpenedJaxpr, Value
 from ..tensors import axiswise, fit, fresh, full, wholes
-from .registry import operation
 
 
 def _as(values: Sequence[Value], tensors: Sequence[Any], wanted: Sequence[Value], drop: int = 0) -> list[md.Tensor]:
@@ -146,10 +145,3 @@ def with_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     saved = len(backward.ins) - n
     outs = md.custom_vjp(_body(replay, step, value), fwd, bwd)(*ts)
     return _as(value.outs, outs, step.outs)
-
-
-@operation("custom_lin")
-def half_of_a_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    raise NotImportedError(
-        "it is half of a jax.custom_vjp, which only JAX can transpose\n  import the function, not its linearisation"
-    )

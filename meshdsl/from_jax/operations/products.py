@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,9 @@ import numpy as np
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import NotImportedError, Replay
+from ..replay import NotImportedError, Replay, operation
 from ..steps import BodyStep
-from ..tensors import Move, Part, fit, fresh, lacking, single, whole, wholes
-from .registry import operation
+from ..tensors import Move, Part, fit, fresh, renamed, single, whole, wholes
 
 
 @operation("dot_general")
@@ -54,40 +54,31 @@ def _same_numbers(replay: Replay, step: BodyStep) -> None:
         replay.note(step, f"the precision {precision} of a product is not kept; set jax.default_matmul_precision")
 
 
-def _reduced(
-    step: BodyStep, x: Any, function: Callable[..., Any], repeated: Callable[[Any, int], Any] | None = None
-) -> Any:
-    """Reduce over some axes; `repeated` accounts for the axes that the tensor lacks."""
+# each reduction, and what equal elements along dims that a tensor lacks do to its result
+REDUCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], Any]]] = {
+    "reduce_sum": (md.sum, lambda y, n: y * n), "reduce_prod": (md.prod, lambda y, n: y ** int(n)),
+    **{f"reduce_{name}": (f, lambda y, n: y)
+       for name, f in (("max", md.max), ("min", md.min), ("and", md.all), ("or", md.any))},
+}  # fmt: skip
+
+
+@operation(*REDUCTIONS)
+def reduction(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out, over = step.ins[0], step.outs[0], step.params["axes"]
-    x = x if isinstance(x, md.Tensor) else whole(v, x)
-    gone = [d for d in dims(v.axes[i] for i in over) if d in x.dims]
-    times = lacking(x, [v.axes[i] for i in over])
-    y = function(x, gone) if gone else x
-    y = repeated(y, times) if repeated is not None and times != 1 else y
-    kept = [a for i, a in enumerate(v.axes) if i not in over]
-    return fit(y, *(([a], [b]) for a, b in zip(kept, out.axes, strict=True)))
-
-
-def _of_dtype(step: BodyStep, function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda x, over: md.cast(function(x, over), step.outs[0].dtype)
-
-
-@operation("reduce_sum")
-def reduce_sum(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    return _reduced(step, xs[0], _of_dtype(step, md.sum), lambda y, n: y * np.asarray(n, step.outs[0].dtype)[()])
-
-
-@operation("reduce_prod")
-def reduce_prod(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    return _reduced(step, xs[0], _of_dtype(step, md.prod), lambda y, n: y**n)
-
-
-@operation("reduce_max", "reduce_min", "reduce_and", "reduce_or")
-def reduce_extreme(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    functions = {"reduce_max": md.max, "reduce_min": md.min, "reduce_and": md.all, "reduce_or": md.any}
-    if step.primitive in ("reduce_and", "reduce_or") and step.ins[0].dtype != np.bool_:
+    if step.primitive in ("reduce_and", "reduce_or") and v.dtype != np.bool_:
         raise NotImportedError("it works on the bits of integers here\n  write it as a comparison of booleans")
-    return _reduced(step, xs[0], functions[step.primitive])
+    function, repeated = REDUCTIONS[step.primitive]
+    x = xs[0] if isinstance(xs[0], md.Tensor) else whole(v, xs[0])
+    gone = [d for d in dims(v.axes[i] for i in over) if d in x.dims]
+    times = math.prod(d.size for d in dims(v.axes[i] for i in over) if d not in x.dims)
+    y = md.cast(function(x, gone), out.dtype) if gone else x
+    return _kept(step, repeated(y, np.asarray(times, out.dtype)[()]) if times != 1 else y)
+
+
+def _kept(step: BodyStep, y: Any) -> Any:
+    """The result of a reduction, with the dims of the result's axes."""
+    kept = [a for i, a in enumerate(step.ins[0].axes) if i not in step.params["axes"]]
+    return fit(y, *renamed(kept, step.outs[0].axes))
 
 
 @operation("argmax", "argmin")
@@ -95,8 +86,7 @@ def extreme_index(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     v, out, (i,) = step.ins[0], step.outs[0], step.params["axes"]
     x, d = single(whole(v, xs[0]), v.axes[i])
     y = md.cast((md.argmax if step.primitive == "argmax" else md.argmin)(x, d), out.dtype)
-    kept = [a for k, a in enumerate(v.axes) if k != i]
-    return fit(y, *(([a], [b]) for a, b in zip(kept, out.axes, strict=True)))
+    return _kept(step, y)
 
 
 @operation("ragged_dot_general")

@@ -11,10 +11,9 @@ import numpy as np
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import Replay
+from ..replay import Replay, operation
 from ..steps import BodyStep
 from ..tensors import WORD, Move, axiswise, fit, fresh, full, moved, single, whole, wholes
-from .registry import operation
 
 Change = Callable[[md.Tensor, md.Dim], md.Tensor]
 

@@ -10,12 +10,11 @@ import numpy as np
 import meshdsl as md
 
 from ..axes import dims
-from ..replay import Replay
+from ..replay import Replay, operation
 from ..steps import BodyStep
 from ..tensors import Move, Part, fit, fresh, single, whole, wholes
 from ..unions import is_depthwise
 from .fallback import through_local
-from .registry import operation
 
 
 @operation("conv_general_dilated")
@@ -111,9 +110,3 @@ def pool(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
         x = md.pad(x, name, low, high) if low or high else x
     y = md.avg_pool(x, window, stride)
     return _after(y * np.asarray(math.prod(window.values()), v.dtype)[()], moves)
-
-
-@operation("select_and_scatter_add")
-def gradient_of_max_pool(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
-    """JAX gives the gradient of a window to its first maximum, which no operation here does."""
-    return through_local(replay, step, xs)
