@@ -112,6 +112,7 @@ class _Search:
     def __init__(self, graph: Graph, outside: Mapping[Var, Known]) -> None:
         self.outside = outside
         self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        self.place = {eqn: k for k, eqn in enumerate(graph.eqns)}
         self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
         self.powers = {  # (logits, dim): the exponents of the sum of their exponentials
             (self.through(logits), d): exponents
@@ -220,7 +221,8 @@ class _Search:
         if exponents is None or {*i.dims, over} != set(x.dims):
             return None
         start, plus = self.shifts(exponents, over)
-        if start is not logits:  # a cast is between them
+        later = (made := self.maker.get(exponents)) is not None and self.place[made] > self.place[eqn]
+        if start is not logits or later or plus == minus:  # a cast is between them, or they are computed later
             exponents, plus, minus = x, [], []
         while plus and minus and plus[0] is minus[0]:
             plus, minus = plus[1:], minus[1:]
