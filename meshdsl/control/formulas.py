@@ -192,7 +192,7 @@ class _Search:
     def one_hot(self, v: Var) -> tuple[Var, Dim] | None:
         """The index and the dim of one-hot vectors; None for another value."""
         same = self.made(self.through(v), EQUAL)
-        sides = [self.through(x, BROADCAST, TRANSPOSE, CAST) for x in same.ins] if same is not None else []
+        sides = list(map(self.through, same.ins)) if same is not None else []
         for i, places in (sides, sides[::-1]) if sides else ():
             if self.made(places, IOTA) is not None and places.dims[0] not in i.dims and i.dtype.kind in "iu":
                 return i, places.dims[0]
@@ -226,6 +226,8 @@ class _Search:
             exponents, plus, minus = x, [], []
         while plus and minus and plus[0] is minus[0]:
             plus, minus = plus[1:], minus[1:]
+        if eqn.op is SUM and plus:
+            return None  # it has no scatter as it is
 
         def read(x: Tensor, i: Tensor, *shifts: Tensor) -> Tensor:
             y = sum(where(one_hot(i, over, bool), x, 0), over)
