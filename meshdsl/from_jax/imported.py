@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 import meshdsl as md
 from meshdsl import jax_functions
 
+from ..dims import show
+from ..ops.reshape import groups
 from .arguments import Arguments, is_array
 from .axes import dims, unite
 from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
@@ -64,6 +67,22 @@ class _Form:
     structure: Any
     values: Sequence[Value]
     rebuilt: Callable[[Sequence[Any]], Any]
+
+    @functools.cached_property
+    def dims(self) -> list[tuple[md.Dim, ...]]:
+        return [stored(v) for v in self.values]
+
+    def has_dims(self, shapes: Sequence[Sequence[md.Dim]]) -> bool:
+        """True if the leaves have these dims, in any order."""
+        return all(set(own) == set(shape) for own, shape in zip(self.dims, shapes, strict=True))
+
+
+def _merged_as(x: Any, shape: tuple[int, ...]) -> Any:
+    """An array in this shape, in which neighbouring axes are merged or divided."""
+    before, after = (tuple(md.Dim(f"axis_{i}", n) for i, n in enumerate(own) if n != 1) for own in (x.shape, shape))
+    if x.size != math.prod(shape) or any(len(old) > 1 < len(new) for old, new in groups(before, after)):
+        raise md.ShapeError(f"an array of shape {x.shape} cannot be like one of shape {shape}")
+    return jax.numpy.reshape(x, shape)
 
 
 def _gradient_of_jax(block: OpenedJaxpr) -> Iterator[BodyStep]:
@@ -311,7 +330,7 @@ class Imported:
         leaves, shapes = tree.tree_leaves(made), [np.shape(x) for x in tree.tree_leaves(like) if is_array(x)]
         if len(shapes) != len(leaves):
             raise md.ShapeError(f"there are {len(leaves)} arrays, and like= has {len(shapes)}")
-        return tree.tree_unflatten(tree.tree_structure(made), list(map(jax.numpy.reshape, leaves, shapes)))
+        return tree.tree_unflatten(tree.tree_structure(made), list(map(_merged_as, leaves, shapes)))
 
     def _in_axes(self, arrays: Sequence[Any], shapes: Sequence[Sequence[md.Dim]], structure: Any) -> Any:
         """A tree of arrays with these dims in the axes of JAX."""
@@ -322,11 +341,16 @@ class Imported:
 
         def built(node: Any) -> Any:
             own, form = tree.tree_flatten(node)
-            for known in forms:
-                if form == known.structure and all(
-                    set(stored(v)) == set(shapes[i]) for i, v in zip(own, known.values, strict=True)
-                ):
-                    return known.rebuilt([made(i, v) for i, v in zip(own, known.values, strict=True)])
+            asked = [tuple(shapes[i]) for i in own]
+            alike = [known for known in forms if form == known.structure and known.has_dims(asked)]
+            if alike:
+                known = next((known for known in alike if known.dims == asked), alike[0])
+                if known.dims != asked and any(known.dims != other.dims for other in alike):
+                    raise md.ShapeError(
+                        f"the axes of {', '.join(map(show, asked))} may be in the order of several arguments\n"
+                        "  bring the dims into the order of one of them with md.transpose"
+                    )
+                return known.rebuilt([made(i, v) for i, v in zip(own, known.values, strict=True)])
             if type(node) in (tuple, list):
                 return type(node)(map(built, node))
             if type(node) is dict:

@@ -199,3 +199,29 @@ def test_programs_print_the_scopes_of_the_function():
     imported = md.from_jax(jax.grad(f), jnp.ones((3, 6, 6)), X)
     text = str(md.compile(imported, "").program(*imported.specs))
     assert "in block/up" in text and "jvp" not in text and "in block" not in str(m)
+
+
+@pytest.mark.parametrize("hidden", [6, 4])
+def test_gradients_have_the_axes_of_their_arguments(hidden: int):
+    """Two arguments with the same dims in another order; of equal sizes, shapes do not tell them apart."""
+
+    def f(up, down, x):
+        return jnp.sum(jnp.tanh(x @ up) @ down * jnp.arange(4.0))
+
+    args = jnp.arange(4.0 * hidden).reshape(4, hidden) / 9, jnp.arange(4.0 * hidden).reshape(hidden, 4) / 7, X[:, :4]
+    m = md.from_jax(f, *args, names={"up": "model hidden", "down": "hidden model", "x": "batch model"})
+    compiled = md.compile(md.grad(m, argnums=(0, 1)), "rows:2", "hidden:rows")
+    for found in (md.jaxify(compiled)(*args), m.arrays(compiled(*m.tensors(*args)), like=args[:2])):
+        for x, y in zip(found, jax.grad(f, argnums=(0, 1))(*args), strict=True):
+            assert x.shape == y.shape and jnp.allclose(x, y)
+    grads = compiled(*m.tensors(*args))
+    with pytest.raises(md.ShapeError, match=rf"an array of shape \(4, {hidden}\) cannot be like one of shape \(2, "):
+        m.arrays(grads, like=(jnp.ones((2, 2 * hidden)), args[1]))
+
+
+def test_axes_that_may_be_those_of_several_arguments_are_refused():
+    m = md.from_jax(lambda x, y: (x * y.transpose(1, 0, 2)).sum(), jnp.ones((2, 3, 5)), jnp.ones((3, 2, 5)))
+    a, b, c = m.specs[0].dims
+    with pytest.raises(md.ShapeError, match=r"(?s)may be in the order of several arguments.*md\.transpose"):
+        m.arrays(md.zeros([c, b, a]))
+    assert m.arrays(md.zeros([b, a, c])).shape == (3, 2, 5)
