@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +16,6 @@ import numpy as np
 import meshdsl as md
 from meshdsl import jax_functions
 
-from ..dims import show
-from ..ops.reshape import groups
 from .arguments import Arguments, is_array
 from .axes import dims, unite
 from .hints import Hint, constraints, layout_of, mesh_axes, name_dims, words_of
@@ -79,8 +79,10 @@ class _Form:
 
 def _merged_as(x: Any, shape: tuple[int, ...]) -> Any:
     """An array in this shape, in which neighbouring axes are merged or divided."""
-    before, after = (tuple(md.Dim(f"axis_{i}", n) for i, n in enumerate(own) if n != 1) for own in (x.shape, shape))
-    if x.size != math.prod(shape) or any(len(old) > 1 < len(new) for old, new in groups(before, after)):
+    before, after = (set(itertools.accumulate(own, operator.mul)) for own in (x.shape, shape))
+    runs = itertools.pairwise(sorted({1} | (before & after)))
+    mixed = any(all(any(low < cut < high for cut in cuts) for cuts in (before, after)) for low, high in runs)
+    if x.size != math.prod(shape) or (x.size and mixed):
         raise md.ShapeError(f"an array of shape {x.shape} cannot be like one of shape {shape}")
     return jax.numpy.reshape(x, shape)
 
@@ -347,7 +349,7 @@ class Imported:
                 known = next((known for known in alike if known.dims == asked), alike[0])
                 if known.dims != asked and any(known.dims != other.dims for other in alike):
                     raise md.ShapeError(
-                        f"the axes of {', '.join(map(show, asked))} may be in the order of several arguments\n"
+                        f"the axes of {', '.join(map(str, asked))} may be in the order of several arguments\n"
                         "  bring the dims into the order of one of them with md.transpose"
                     )
                 return known.rebuilt([made(i, v) for i, v in zip(own, known.values, strict=True)])

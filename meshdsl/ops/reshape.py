@@ -46,7 +46,7 @@ def _rename_rule(x: Type, shape: Shape) -> Labels:
     return Labels((new,), (named(shape),), from_layout=fresh)
 
 
-def rename(x: Any, **new: DimLike) -> Tensor:
+def rename(x: Any, /, **new: DimLike) -> Tensor:
     """The same tensor with other dim names; a renamed dim follows the layout's rule for its new name.
 
     >>> import meshdsl as md

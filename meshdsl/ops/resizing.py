@@ -122,7 +122,7 @@ def resize(x: Any, dim: DimLike, size: int, method: str = "linear", antialias: b
     return transpose(rename(y, **{new.name: d.name}), [e.name for e in x.dims])
 
 
-def rearrange(x: Any, pattern: str, **sizes: int) -> Tensor:
+def rearrange(x: Any, pattern: str, /, **sizes: int) -> Tensor:
     """x with dims split, merged and reordered, as a pattern in the way of einops says, by names.
 
     >>> import meshdsl as md

@@ -17,7 +17,7 @@ import meshdsl as md
 
 from .data import SPLITS
 from .iterators import Iterated
-from .tokens import place
+from .tokens import places
 
 Batch = Mapping[str, np.ndarray]
 
@@ -114,8 +114,7 @@ class _Rows:
         if split not in self.splits:
             raise md.MeshdslError(f"there is no {split} data; give held_out=, or evaluate nothing: --eval-batches 0")
         table = self.splits[split]
-        first = (step - (split == SPLITS[0])) * self.batch  # training steps start at 1
-        return table[[place(split, n, len(table), self.seed) for n in range(first, first + self.batch)]]
+        return table[places(split, step, self.batch, len(table), self.seed)]
 
 
 def _ends(table: Any) -> str:

@@ -24,7 +24,7 @@ from ..errors import nearest_path
 from ..errors.installed import optional
 from .data import SPLITS
 from .tokenizer import load_tokenizer
-from .tokens import place
+from .tokens import places
 
 Pieces = Sequence[tuple[str, bool]]  # text, and whether it is learned
 IGNORED = -100
@@ -243,9 +243,7 @@ class Documents:
         rows = self._packed[split]
         if not len(rows):
             raise md.MeshdslError(f"no document is in the split {split}; raise the held-out share")
-        first = (step - (split == SPLITS[0])) * self.batch  # training steps start at 1
-        at = [place(split, n, len(rows), self.seed) for n in range(first, first + self.batch)]
-        tokens, targets, segments = np.moveaxis(rows[at], 1, 0)
+        tokens, targets, segments = np.moveaxis(rows[places(split, step, self.batch, len(rows), self.seed)], 1, 0)
         return {"tokens": tokens, "targets": targets, "segments": segments}
 
 

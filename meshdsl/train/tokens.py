@@ -46,10 +46,16 @@ def shuffled(position: int, count: int, seed: int, epoch: int) -> int:
             return position
 
 
-def place(split: str, n: int, count: int, seed: int) -> int:
-    """The n-th item since the start of a run, of `count` items: shuffled anew in every epoch, except for evaluation."""
-    epoch, position = divmod(n, count)
-    return shuffled(position, count, seed, epoch) if split == SPLITS[0] else position
+def places(split: str, step: int, batch: int, count: int, seed: int) -> list[int]:
+    """The rows of a batch, of `count` rows: shuffled anew in every epoch, except for evaluation.
+
+    >>> places("held_out", 1, 2, 3, seed=0)
+    [2, 0]
+    """
+    training = split == SPLITS[0]
+    first = (step - training) * batch  # training steps start at 1
+    positions = [divmod(n, count) for n in range(first, first + batch)]
+    return [shuffled(position, count, seed, epoch) if training else position for epoch, position in positions]
 
 
 def _feistel(n: int, half: int, seed: int, epoch: int) -> int:
@@ -236,6 +242,6 @@ class TokenFiles:
         if not len(windows):
             raise md.MeshdslError(f"there are no {split} files with a window of {self.length + 1} tokens")
         share = self.batch // self.processes
-        first = (step - (split == SPLITS[0])) * self.batch + self.process * share  # training steps start at 1
-        rows = np.stack([windows[place(split, n, len(windows), self.seed)] for n in range(first, first + share)])
+        mine = slice(self.process * share, (self.process + 1) * share)
+        rows = np.stack([windows[n] for n in places(split, step, self.batch, len(windows), self.seed)[mine]])
         return {"tokens": rows[:, :-1].astype(np.int32), "targets": rows[:, 1:].astype(np.int32)}

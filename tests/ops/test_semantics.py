@@ -351,3 +351,10 @@ def test_a_loop_without_inputs() -> None:
     carry, ys = md.scan(lambda c, _: (c * 2, c), t(1.0), None, over="t:3")
     assert (carry.item(), ys.numpy().tolist()) == (8, [1, 2, 4])
     assert ys.dims == (Dim("t", 3),)
+
+
+def test_dims_may_have_the_names_of_parameters() -> None:
+    x = md.ones("x:6 pattern:2")
+    assert md.rename(x, x="new", pattern="x").dims == md.dims("new:6 x:2")
+    divided = md.rearrange(x, "x=(new pattern) pattern=(x) -> pattern new x", pattern=3, x=2)
+    assert divided.dims == md.dims("pattern:3 new:2 x:2")

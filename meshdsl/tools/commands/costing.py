@@ -17,7 +17,10 @@ from ...errors.values import AboveZero
 from .common import ILLEGAL_LAYOUT, OK, out_file, section, typed
 
 DEFAULT_MACHINE = "tpu-v5e"
-_UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_UNITS = {"": 1.0, "b": 1.0}
+_UNITS |= {f"{letter}{b}": 1e3**n for n, letter in enumerate("kmgt", 1) for b in ("b", "")}
+_UNITS |= {f"{letter}i{b}": 1024.0**n for n, letter in enumerate("kmgt", 1) for b in ("b", "")}
 
 
 def machine_options(parser: argparse.ArgumentParser, *, place: bool = True) -> None:
@@ -72,11 +75,16 @@ def html_option(parser: argparse.ArgumentParser) -> None:
 
 def amount(text: str) -> float:
     """Parse an option as a number above 0: 300e9, 300G, 1.4T."""
-    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)([kmgbt]?)", text.strip().lower())
-    scale = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-    if match is None or not 0 < float(match[1]) * scale[match[2]] < math.inf:
-        raise argparse.ArgumentTypeError(f"write a number as 300e9, 300G or 1.4T, above 0; got {text[:60]!r}")
-    return float(match[1]) * scale[match[2]]
+    return _scaled(text, _AMOUNTS, "a number as 300e9, 300G or 1.4T")
+
+
+def _scaled(text: str, units: Mapping[str, float], form: str) -> float:
+    """A finite number above 0, with one of these units."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)", text.strip().lower())
+    value = float(match[1]) * units[match[2]] if match and match[2] in units else 0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"write {form}, above 0; got {text[:60]!r}")
+    return value
 
 
 def step_options(parser: argparse.ArgumentParser) -> None:
@@ -86,13 +94,10 @@ def step_options(parser: argparse.ArgumentParser) -> None:
 
 def size(text: str) -> float:
     """Parse an option as a number of bytes: 16GB, 16.9e9, 512MiB."""
-    match = re.fullmatch(r"(\d+\.?\d*(?:e\d+)?)\s*([a-z]*)", text.strip().lower())
-    unit = match[2].removesuffix("b") + "b" * bool(match[2]) if match else ""
-    if match is None or unit not in _UNITS or not 0 < float(match[1]) * _UNITS[unit] < math.inf:
-        raise argparse.ArgumentTypeError(f"write a memory size as 16GB, 512MiB or 16e9, above 0; got {text!r}")
-    if text.strip().isdigit() and int(text) < 1e6:
+    value = _scaled(text, _UNITS, "a memory size as 16GB, 512MiB or 16e9")
+    if text.strip().isdigit() and value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} has no unit: write {text.strip()}GB, 512MiB or 16e9")
-    return float(match[1]) * _UNITS[unit]
+    return value
 
 
 def needs_machine(options: argparse.Namespace, plan: Any) -> bool:

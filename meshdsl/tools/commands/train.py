@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from .common import (
 )
 from .records import StdoutWriter, sinks
 from .train_options import train_options
-from .weights import base_of_run
+from .weights import base_of_run, leaves
 
 
 def add(commands: Any) -> None:
@@ -236,13 +236,9 @@ def _what_runs(settings: Any, options: argparse.Namespace) -> dict[str, Any]:
     """The settings, the hash of the workload's file and the versions, which all processes of a run must share."""
     from ...train.peers import versions
 
-    def flat(values: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-        for name, value in values.items():
-            yield from flat(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
-
     file = Path(options.workload.rpartition(":")[0] or options.workload)
     source = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
-    return {**dict(flat(settings.to_dict())), "the workload's file": source, **versions()}
+    return {**leaves(settings.to_dict()), "the workload's file": source, **versions()}
 
 
 def _peak_seconds(settings: Any, plan: Any) -> float | None:

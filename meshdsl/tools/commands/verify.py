@@ -46,15 +46,20 @@ def run(options: argparse.Namespace) -> int:
 
     For a JAX function, 1 if it does not compute what one device computes, or if that is undecided.
     """
-    from ...errors.no_effect import no_effect
-    from ..compilers.verify import verify
-
     if options.devices is not None:
         import meshdsl as md
 
         md.host_devices(options.devices)
     if (found := _function(options)) is not None:
         return _verify_function(options, *found)
+    return _verify_step(options)
+
+
+def _verify_step(options: argparse.Namespace) -> int:
+    """Compare the step of a workload with StableHLO, and with the TPU compiler's."""
+    from ...errors.no_effect import no_effect
+    from ..compilers.verify import verify
+
     own = [f"--{name}" for name in ("args", "reference", "static", "devices") if getattr(options, name)]
     if own:
         raise UsageError(f"{own[0]} has no effect on a workload; it is for a JAX function with jax.shard_map")

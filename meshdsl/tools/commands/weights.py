@@ -49,16 +49,21 @@ def settings_of_run(source: str, checkpoints: Any, step: int, changes: list[str]
     config = saved.get("config") if isinstance(saved, Mapping) else None
     if not isinstance(config, Mapping):
         raise UsageError(f"step {step} of {checkpoints.directory} was not saved by `meshdsl train` or `meshdsl import`")
-    known = _leaves(resolve(source).to_dict()["config"], "config.")
-    values = {key: value for key, value in _leaves(config, "config.").items() if key in known}
+    known = leaves(resolve(source).to_dict()["config"], "config.")
+    values = {key: value for key, value in leaves(config, "config.").items() if key in known}
     return resolve(source, None, changes, values)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
+def leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by dotted key.
+
+    >>> leaves({"train": {"steps": 3}})
+    {'train.steps': 3}
+    """
+    found: dict[str, Any] = {}
     for name, value in values.items():
-        leaves |= _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return leaves
+        found |= leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
 
 
 def checkpoints_of(text: str, step: int | None) -> tuple[Any, int]:
