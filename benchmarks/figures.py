@@ -191,13 +191,6 @@ GROUPS = {
     "tpu": Group(
         "benchmarks.tpu_cycles", "{workload}.{candidate}", {"cycles": "{cycles:,}", "peak": "{peak_mb:,.1f}"}
     ),  # with a Python that has the extra `aot`; then with --large
-    "imported": Group(
-        "benchmarks.imported --tpu",
-        "{workload}",
-        {
-            "cycles": "{cycles_to_bundled:.3f}", "memory": "{peak_to_bundled:.3f}", "bytes": "{sent_to_bundled:.3f}",
-        },
-    ),  # the same
     "tpu_memory": Group(
         "benchmarks.tpu_memory",
         "{points}",
