@@ -26,8 +26,8 @@ _numbers: ContextVar[Iterator[int]] = ContextVar("_numbers")
 
 @contextlib.contextmanager
 def numbered() -> Iterator[None]:
-    """Count the dims of `fresh` from 1, so that a function gives equal programs each time."""
-    before = _numbers.set(itertools.count(1))
+    """Count the dims of `fresh` from 1, so that a function gives equal programs each time; inside itself, go on."""
+    before = _numbers.set(_numbers.get(None) or itertools.count(1))
     try:
         yield
     finally:
