@@ -13,7 +13,7 @@ ARGS ?=
 SAMPLE ?= 8
 # The modules of benchmarks/ that print JSON lines when run without arguments; a new one is added here. Those that need
 # the TPU compiler (tpu_cycles, tpu_memory, tpu_windows, update_memory, attention_kernels) run in $(AOT): make bench-aot.
-BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables mesh_tensorflow moe_family overlap overlap_dense attention gpu_memory calls loop
+BENCH ?= two_layer language_model halo reshards scale resnet_spatial moe_layer dispatch ragged_exchange sharded_update paper_tables mesh_tensorflow moe_family overlap overlap_dense attention gpu_memory calls loop imported
 
 # Some images set it; then each of the processes that the tests start would compile the package's sources again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -112,6 +112,7 @@ class _Search:
     def __init__(self, graph: Graph, outside: Mapping[Var, Known]) -> None:
         self.outside = outside
         self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
+        self.place = {eqn: k for k, eqn in enumerate(graph.eqns)}
         self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
         self.powers = {  # (logits, dim): the exponents of the sum of their exponentials
             (self.through(logits), d): exponents
@@ -191,7 +192,7 @@ class _Search:
     def one_hot(self, v: Var) -> tuple[Var, Dim] | None:
         """The index and the dim of one-hot vectors; None for another value."""
         same = self.made(self.through(v), EQUAL)
-        sides = [self.through(x, BROADCAST, TRANSPOSE, CAST) for x in same.ins] if same is not None else []
+        sides = list(map(self.through, same.ins)) if same is not None else []
         for i, places in (sides, sides[::-1]) if sides else ():
             if self.made(places, IOTA) is not None and places.dims[0] not in i.dims and i.dtype.kind in "iu":
                 return i, places.dims[0]
@@ -207,23 +208,36 @@ class _Search:
             v, shifts = eqn.ins[0], [shift, *shifts]
         return self.through(v, PREFER, TRANSPOSE), shifts
 
-    def target_logits(self, eqn: Eqn, x: Var, i: Var, over: Dim) -> Sequence[Eqn] | None:
-        """The equations of a read of one element in each row, or of its sum, if rows are logits or their log-softmax.
+    def exponents(self, x: Var, over: Dim, before: Eqn) -> tuple[Var, list[Var], list[Var]] | None:
+        """The value to read instead of logits or their log-softmax x, and what to add and to subtract then.
 
-        For the exponents z - m of a cross entropy, logits z are read as (z - m) + m, and z - m - log(sum) as the
-        exponents minus the logarithm. An index out of range reads 0.
+        Of a cross entropy with exponents z - m, logits z are (z - m) + m, and z - m - log(sum) is (z - m) - log(sum).
+        None for a value of which no exponentials are summed.
+        """
+        logits, minus = self.shifts(x, over)
+        found = self.powers.get((self.through(logits), over))
+        if found is None:
+            return None
+        start, plus = self.shifts(found, over)
+        made = self.maker.get(found)
+        later = made is not None and self.place[made] > self.place[before]
+        if start is not logits or later or plus == minus:  # a cast is between them, or they are computed later
+            return x, [], []
+        while plus and minus and plus[0] is minus[0]:
+            plus, minus = plus[1:], minus[1:]
+        return found, plus[::-1], minus
+
+    def target_logits(self, eqn: Eqn, x: Var, i: Var, over: Dim) -> Sequence[Eqn] | None:
+        """The equations of a read of one element in each row of logits or their log-softmax, or of its sum.
+
+        An index out of range reads 0.
         """
         while (wider := self.made(x, CAST)) is not None and wider.ins[0].dtype.itemsize <= x.dtype.itemsize:
             (x,) = wider.ins
-        logits, minus = self.shifts(x, over)
-        exponents = self.powers.get((self.through(logits), over))
-        if exponents is None or {*i.dims, over} != set(x.dims):
-            return None
-        start, plus = self.shifts(exponents, over)
-        if start is not logits:  # a cast is between them
-            exponents, plus, minus = x, [], []
-        while plus and minus and plus[0] is minus[0]:
-            plus, minus = plus[1:], minus[1:]
+        found = self.exponents(x, over, eqn) if {*i.dims, over} == set(x.dims) else None
+        if found is None or (eqn.op is SUM and found[1]):
+            return None  # one-hot products of logits have no scatter as they are
+        exponents, plus, minus = found
 
         def read(x: Tensor, i: Tensor, *shifts: Tensor) -> Tensor:
             y = sum(where(one_hot(i, over, bool), x, 0), over)
@@ -233,7 +247,7 @@ class _Search:
             rest = [d for d in y.dims if d not in eqn.outs[0].dims]
             return sum(cast(y, eqn.outs[0].dtype), rest) if rest else y
 
-        return _inlined(eqn, [exponents, i, *reversed(plus), *minus], read)
+        return _inlined(eqn, [exponents, i, *plus, *minus], read)
 
     def attention(self, eqn: Eqn) -> Sequence[Eqn] | None:
         """Attention in the place of the product of its weights and values."""

@@ -111,23 +111,27 @@ def settle(block: OpenedJaxpr, names: Names, prefer: Sequence[str]) -> None:
             names.notes += [note for note in _outer_part(axis) if note not in names.notes]
     for step in block.walk():
         names.notes += [note for note in _kept_whole(step) if note not in names.notes]
-    alike: dict[tuple[str, int], Axis] = {}
-    for value in values:
-        for i, axis in enumerate(value.axes):
-            for k, atom in enumerate(axis.atoms()):
-                base = _base(value, i, k if len(axis.atoms()) > 1 else None, atom)
-                if not atom.named.name and not link(alike.setdefault((base, atom.size), atom), atom):
-                    alike[base, atom.size] = atom
-                if not atom.named.name:
-                    atom.named.name = _free(base, taken)
-                    names.made_up.append((atom.named.name, atom.size, f"{place_of(value)}, axis {i}"))
-                sizes = names.dims.setdefault(atom.named.name, [])
-                if atom.size not in sizes:
-                    sizes.append(atom.size)
+    _make_up(values, names, taken)
     unknown = [name for name in prefer if name not in names.dims]
     if unknown:
         known = " ".join(names.dims)
         names.problems.append(f"prefer= has {' '.join(unknown)}, and no dim has such a name; there are {known}")
+
+
+def _make_up(values: Sequence[Value], names: Names, taken: set[str]) -> None:
+    """Name the dims that nobody named, and collect the sizes of all."""
+    alike: dict[tuple[str, int], Axis] = {}
+    places = ((v, i, k, atom) for v in values for i, axis in enumerate(v.axes) for k, atom in enumerate(axis.atoms()))
+    for value, i, k, atom in places:
+        base = _base(value, i, k if len(value.axes[i].atoms()) > 1 else None, atom)
+        if not atom.named.name and not link(alike.setdefault((base, atom.size), atom), atom):
+            alike[base, atom.size] = atom
+        if not atom.named.name:
+            atom.named.name = _free(base, taken)
+            names.made_up.append((atom.named.name, atom.size, f"{place_of(value)}, axis {i}"))
+        sizes = names.dims.setdefault(atom.named.name, [])
+        if atom.size not in sizes:
+            sizes.append(atom.size)
 
 
 def _parts(axis: Axis, what: str, names: Names, taken: set[str]) -> None:

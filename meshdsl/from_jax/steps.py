@@ -154,10 +154,8 @@ class _Reader:
 
         for eqn in jaxpr.eqns:
             where = jax_functions.line_of(eqn, caller)
-            before, self.transposed = (
-                self.transposed,
-                self.transposed or "transpose(" in str(eqn.source_info.name_stack),
-            )
+            before = self.transposed
+            self.transposed = before or "transpose(" in str(eqn.source_info.name_stack)
             outs = self.results(eqn, [value(v) for v in eqn.invars], where)
             self.transposed = before
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -170,26 +168,29 @@ class _Reader:
             name, bodies = KNOWN_RULES[known], []
         if name in jax_functions.CALLS and name not in LOOPS and (self.derivatives is None or name not in OWN_RULES):
             return self.run(*jax_functions.opened(bodies[0]), values, where)
-        outs = [_like(v, where) for v in eqn.outvars]
-        if name in OVER_AXES and all(isinstance(axis, int) for axis in eqn.params["axes"]):
-            over = {"axes": eqn.params["axes"]}  # the axis of a jax.vmap, which is an axis of the arrays
-            for v, out in zip(values, outs, strict=True):
-                self.add(BodyStep(OVER_AXES[name], [v], [out], over, where))
+        outs, params = [_like(v, where) for v in eqn.outvars], eqn.params
+        if name in OVER_AXES and all(isinstance(axis, int) for axis in params["axes"]):
+            for v, out in zip(values, outs, strict=True):  # the axis of a jax.vmap, which is an axis of the arrays
+                self.add(BodyStep(OVER_AXES[name], [v], [out], {"axes": params["axes"]}, where))
             return outs
-        if name == "reshape" and (order := eqn.params["dimensions"]) is not None:  # it transposes first
+        if name == "reshape" and (order := params["dimensions"]) is not None:  # it transposes first
             x = Value(tuple(values[0].shape[i] for i in order), values[0].dtype, where=where)
             self.add(BodyStep("transpose", values, [x], {"permutation": order}, where))
             values = [x]
-        step = BodyStep(name, values, outs, eqn.params, where, eqn)
-        if name in OWN_RULES:
-            rule = _rule(eqn, where, self.derivatives - 1) if self.derivatives else ()
-            step.bodies = [read(bodies[0], where, derivatives=None), *rule]
-        elif name in LOOPS:
-            step.bodies = [read(body, where, self.derivatives) for body in _bodies(eqn, bodies)]
+        step = BodyStep(name, values, outs, params, where, eqn, self.bodies(name, eqn, bodies, where))
         if name == "scan":
-            step.params = {**eqn.params, **_counts(step)}
+            step.params = {**params, **_counts(step)}
         self.add(step)
         return outs
+
+    def bodies(self, name: str, eqn: Any, bodies: Sequence[Any], where: Any) -> list[OpenedJaxpr]:
+        """The bodies of a step, in the order in which they run: of a while loop, the test first."""
+        if name in OWN_RULES:
+            rule = _rule(eqn, where, self.derivatives - 1) if self.derivatives else ()
+            return [read(bodies[0], where, derivatives=None), *rule]
+        if name == "while":
+            bodies = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        return [read(body, where, self.derivatives) for body in bodies if name in LOOPS]
 
     def add(self, step: BodyStep) -> None:
         step.transposed = self.transposed
@@ -210,13 +211,6 @@ def _function_of(body: Any) -> str:
     """The name of the only function that a body calls."""
     eqns = jax_functions.opened(body)[0].eqns
     return eqns[0].params.get("name", "") if len(eqns) == 1 else ""
-
-
-def _bodies(eqn: Any, bodies: Sequence[Any]) -> Sequence[Any]:
-    """The bodies in the order in which they run: of a while loop, the test first."""
-    if eqn.primitive.name != "while":
-        return bodies
-    return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
 
 
 def _rule(eqn: Any, where: Any, derivatives: int) -> list[OpenedJaxpr]:

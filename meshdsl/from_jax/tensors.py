@@ -26,8 +26,8 @@ _numbers: ContextVar[Iterator[int]] = ContextVar("_numbers")
 
 @contextlib.contextmanager
 def numbered() -> Iterator[None]:
-    """Count the dims of `fresh` from 1, so that a function gives equal programs each time."""
-    before = _numbers.set(itertools.count(1))
+    """Count the dims of `fresh` from 1, so that a function gives equal programs each time; inside itself, go on."""
+    before = _numbers.set(_numbers.get(None) or itertools.count(1))
     try:
         yield
     finally:
@@ -53,16 +53,12 @@ def fit(t: Any, *moves: Move) -> Any:
     renames: dict[str, md.Dim] = {}
     for have, want in moves:
         h, w = dims(have), dims(want)
-        if h == w:
-            continue
-        if [d.size for d in h] == [d.size for d in w]:
-            renames.update({a.name: b for a, b in zip(h, w, strict=True) if a != b and a in t.dims})
-        elif any(d in t.dims for d in h):
+        if [d.size for d in h] != [d.size for d in w] and not set(h).isdisjoint(t.dims):
             rest = [d for d in t.dims if d not in h]
-            own = {d.name for d in (*rest, *h)}
-            made = [fresh(d.size, d.name) if d.name in own else d for d in w]
-            t = md.reshape(full(t, [*rest, *h]), [*rest, *made])
-            renames.update({a.name: b for a, b in zip(made, w, strict=True) if a != b})
+            taken = {d.name for d in (*rest, *h)}
+            made = tuple(fresh(d.size, d.name) if d.name in taken else d for d in w)
+            t, h = md.reshape(full(t, [*rest, *h]), [*rest, *made]), made
+        renames.update({a.name: b for a, b in zip(h, w, strict=False) if a != b and a in t.dims})
     return md.rename(t, **renames) if renames else t
 
 

@@ -88,11 +88,23 @@ def _reduced_later(block: OpenedJaxpr) -> set[tuple[Value, int]]:
 # --- primitives that change the size of an axis, and not its name
 
 
-def _like_first(step: BodyStep) -> None:
-    """The results are like the first operand, axis by axis."""
-    for out in step.outs:
-        for a, b in zip(step.ins[0].axes, out.axes, strict=True):
-            _resized(a, b)
+def _pair(v: Value, w: Value, differ: Callable[[Axis, Axis], object] | None = None) -> None:
+    """Unite the axes of two values, one after the other; `differ` says what becomes of axes of two sizes."""
+    for a, b in zip(v.axes, w.axes, strict=True):
+        if a.size == b.size:
+            unite(a, b)
+        elif differ is not None:
+            differ(a, b)
+
+
+def _like_first(differ: Callable[[Axis, Axis], object]) -> Callable[[BodyStep], None]:
+    """The rule of a step whose results are like the first operand, axis by axis."""
+
+    def rule(step: BodyStep) -> None:
+        for out in step.outs:
+            _pair(step.ins[0], out, differ)
+
+    return rule
 
 
 def _resized(a: Axis, b: Axis) -> None:
@@ -105,25 +117,24 @@ def _resized(a: Axis, b: Axis) -> None:
         link(a, b)
 
 
+def _cut(a: Axis, b: Axis) -> None:
+    """One of two sizes is a piece of the other: both stay one dim."""
+    a.root.rigid = b.root.rigid = True
+    _resized(a, b)
+
+
+def _windows(a: Axis, b: Axis) -> None:
+    a.root.rigid = b.root.rigid = True
+    link(a, b)
+
+
 def _ordered(step: BodyStep) -> None:
     """Sorting and running sums need the axis as a whole."""
-    axis = step.params.get("axis", step.params.get("dimension", -1)) % len(step.ins[0].shape)
+    x, axis = step.ins[0], step.params.get("axis", step.params.get("dimension", -1))
     for v in (*step.ins, *step.outs):
-        if len(v.shape) == len(step.ins[0].shape):
+        if len(v.shape) == len(x.shape):
             v.axes[axis].root.rigid = True
-    for v in (*step.ins[1:], *step.outs):
-        if v.shape == step.ins[0].shape:
-            for a, b in zip(step.ins[0].axes, v.axes, strict=True):
-                unite(a, b)
-        elif len(v.shape) == len(step.ins[0].shape):
-            _resized(step.ins[0].axes[axis], v.axes[axis])
-
-
-def _sliced(step: BodyStep) -> None:
-    for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
-        if a.size != b.size:
-            a.root.rigid = b.root.rigid = True
-            _resized(a, b)
+            _pair(x, v, _resized)
 
 
 def _concatenated(step: BodyStep) -> None:
@@ -133,34 +144,15 @@ def _concatenated(step: BodyStep) -> None:
 
 
 def _updated(step: BodyStep) -> None:
-    x, update, out = step.ins[0], step.ins[1], step.outs[0]
-    for a, b, u in zip(x.axes, out.axes, update.axes, strict=True):
-        unite(a, b)
-        if u.size != a.size:
-            a.root.rigid = True
-            _resized(u, a)
-
-
-def _windowed(step: BodyStep) -> None:
-    for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
-        if a.size != b.size:
-            a.root.rigid = b.root.rigid = True
-            link(a, b)
-        else:
-            unite(a, b)
-
-
-def _scattered(step: BodyStep) -> None:
-    for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
-        unite(a, b)
+    _pair(step.ins[0], step.outs[0])
+    _pair(step.ins[1], step.ins[0], _cut)
 
 
 def _select_and_scatter(step: BodyStep) -> None:
-    for a, b in zip(step.ins[1].axes, step.outs[0].axes, strict=True):
-        unite(a, b)
+    _pair(step.ins[1], step.outs[0])
+    for a in step.ins[1].axes:
         a.root.rigid = True
-    for a, b in zip(step.ins[0].axes, step.outs[0].axes, strict=True):
-        unite(a, b) if a.size == b.size else link(a, b)
+    _pair(step.ins[0], step.outs[0], link)
 
 
 def _convolved(step: BodyStep) -> None:
@@ -207,11 +199,13 @@ def _keys(step: BodyStep) -> None:
 
 _OF_KEYS = ("random_wrap", "random_unwrap", "random_clone", "random_bits", "random_fold_in", "random_split")
 _MORE: dict[str, Callable[[BodyStep], None]] = {
-    **dict.fromkeys(("pad", "rev"), _like_first), "slice": _sliced, "dynamic_slice": _sliced,
+    **dict.fromkeys(("pad", "rev"), _like_first(_resized)),
+    **dict.fromkeys(("slice", "dynamic_slice"), _like_first(_cut)),
     "dynamic_update_slice": _updated, "concatenate": _concatenated,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k"), _ordered),
-    **dict.fromkeys(("reduce_window_max", "reduce_window_sum", "reduce_window_min"), _windowed),
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), _scattered),
+    **dict.fromkeys(("reduce_window_max", "reduce_window_sum", "reduce_window_min"), _like_first(_windows)),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"),
+                    _like_first(_resized)),
     "select_and_scatter_add": _select_and_scatter, "conv_general_dilated": _convolved, "ragged_dot_general": _ragged,
     **dict.fromkeys(_OF_KEYS, _keys),
 }  # fmt: skip
@@ -226,8 +220,7 @@ _RESIZING = {
 
 def _same(values: Sequence[Value], others: Sequence[Value], drop: int = 0) -> None:
     for v, w in zip(values, others, strict=True):
-        for a, b in zip(v.axes[drop:], w.axes, strict=True):
-            unite(a, b)
+        list(map(unite, v.axes[drop:], w.axes))
 
 
 def _scanned(step: BodyStep) -> None:

@@ -112,6 +112,15 @@ def test_rules_of_the_users_own_are_the_gradient():
     check_gradients(loss, [X, jnp.int32(3)], [ONE, DATA], names={"x": "batch length model"})
 
 
+def test_a_rule_may_have_a_primitive_without_an_operation():
+    @jax.custom_vjp
+    def trace(x):
+        return jnp.sum(x)
+
+    trace.defvjp(lambda x: (trace(x), jnp.linalg.inv(x)), lambda inverse, ct: (ct * inverse,))
+    check_gradients(lambda x: trace(x) ** 2, [jnp.eye(3) + X[0, :3, :3] / 8])
+
+
 @jax.custom_jvp
 def growing(x):
     return jnp.exp(x)

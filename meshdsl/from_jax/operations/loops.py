@@ -12,7 +12,7 @@ import meshdsl as md
 from ..axes import dims
 from ..replay import Replay, operation
 from ..steps import BodyStep, OpenedJaxpr, Value
-from ..tensors import axiswise, fit, fresh, full, wholes
+from ..tensors import axiswise, fit, fresh, full, numbered, wholes
 
 
 def _as(values: Sequence[Value], tensors: Sequence[Any], wanted: Sequence[Value], drop: int = 0) -> list[md.Tensor]:
@@ -126,6 +126,7 @@ def with_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
     value, *rule = step.bodies
     n, ts = len(step.outs), wholes(step, xs)
 
+    @numbered()  # autodiff runs both passes after the function
     def fwd(*ts: md.Tensor) -> Any:
         if not rule:
             raise md.TraceError(
@@ -135,6 +136,7 @@ def with_rule(replay: Replay, step: BodyStep, xs: list[Any]) -> Any:
         outs = _body(replay, step, forward)(*ts)
         return _as(forward.outs[:n], outs[:n], value.outs), _as(forward.outs[n:], outs[n:], backward.ins[:saved])
 
+    @numbered()
     def bwd(residuals: Any, cts: Any) -> Any:
         outs = replay.run(backward, [*residuals, *_as(value.outs, cts, backward.ins[saved:])])
         moving = [v for v in step.ins if v.is_floating]
