@@ -129,10 +129,10 @@ CASES = {
         2048,
         "h100",
         {
-            "mesh": "x:64 y:32",
-            "layout": "heads:x d_ff:x,y batch:x,y expert_batch:x,y",
+            "mesh": "x:32 y:64",
+            "layout": "heads:y d_ff:x,y batch:x,y expert_batch:x,y",
             "remat": "offload",
-            "weight_update": {"mode": "sharded", "group": "y"},
+            "weight_update": "sharded",
             "steps": "flat",
         },
     ),

@@ -3,7 +3,7 @@
 If there are few plans, every one is costed. Otherwise all candidates are estimated, under every combination of knobs
 (`screen`), and the most promising are costed exactly; each exact cost corrects the estimates of plans that are alike.
 Plans that differ from the best one in one choice are estimated and costed too. At the end, knobs that are not
-estimated (overlap, collective steps, groups of updates, chunks of stages) are tried on the two best plans. No clock
+estimated (overlap, collective steps, chunks of stages) are tried on the two best plans. No clock
 stops a search: the same question has the same answer.
 """
 
