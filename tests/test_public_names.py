@@ -94,11 +94,14 @@ def test_public_names_exclude_planned_names():
 @pytest.mark.parametrize(("name", "way_out"), {
     "concatenate": "use md.concat", "log_sigmoid": "use -md.softplus", "psum": "the layout decides what is sent",
     "celu": "md.map(jax.nn.celu, x)", "xlogy": "md.map(jax.scipy.special.xlogy, x)", "sinc": "md.local(jnp.sinc, x",
-    "glu": "md.local(jax.nn.glu, x", "arctan": "md.atan", "softmx": "did you mean md.softmax",
+    "glu": "md.local(jax.nn.glu, x", "arctan": "md.atan", "softmx": "did you mean md.softmax", "frobnicate": "dir(md)",
+    "matmul": "md.einsum(x, y, out=dims)", "layer_norm": "md.nn.layer_norm", "heaviside": "md.map(jnp.heaviside, x)",
+    "unique": "no size before it runs", "svd": "md.linalg.svd",
 }.items())  # fmt: skip
 def test_a_missing_name_says_what_to_write(name: str, way_out: str) -> None:
     with pytest.raises(AttributeError, match=f"(?s)no name '{name}'.*{re.escape(way_out)}"):
         getattr(md, name)
+    assert not hasattr(md, name)
 
 
 def test_what_to_write_instead_exists() -> None:
