@@ -1,9 +1,10 @@
 """A plan is the cheapest sequence of collectives from one sharding to another.
 
-The cheapest plan sends the fewest bytes per device; ties are broken by the fewest collectives that send, then by the
-fewest steps. Every intermediate sharding divides the stored extents and uses only axes that the source or the target
-names: a detour over an idle axis can be cheaper, but surprises users. A plan can reduce a pending sum, never create
-one.
+The cheapest plan sends the fewest bytes per device; ties are broken by the fewest collectives that send, the fewest
+steps, and the fewest bytes over the first axes of the mesh, which are often the slowest: of two reduce_scatters the one
+over the last axis comes first, and of two all_gathers it comes last. Every intermediate sharding divides the stored
+extents and uses only axes that the source or the target names: a detour over an idle axis can be cheaper, but surprises
+users. A plan can reduce a pending sum, never create one.
 
 With `seconds`, the times of a machine's network, the cheapest plan needs the least time, one collective after the
 other, and may use idle axes too: what a slow axis carries can be divided over an idle fast one.
@@ -31,7 +32,7 @@ from .reshard_steps import all_moves, apart, gathered, home, joined, together, t
 Sizes = tuple[tuple[str, int, int], ...]  # dim name, size, padded size; sorted
 Steps = tuple[Step, ...]
 Seconds = Callable[[str, Axes, float], float]  # of a collective: its kind, axes, and V (`cost.network.full_bytes`)
-Price = tuple[int, ...]  # picoseconds, bytes, collectives, steps; by bytes, the first is 0
+Price = tuple[int, ...]  # picoseconds, bytes, collectives, steps, outer bytes; by bytes, the first is 0
 
 # The number of shardings grows faster than exponentially with the axes. With more than `EXACT_AXES`, axes that lead the
 # same dim in source and target stay fixed; with more than `HELD_AXES`, only collectives that bring axes nearer to their
@@ -40,7 +41,7 @@ EXACT_AXES = 3
 HELD_AXES = 4
 MOST_ENTERED = 24  # shardings, of those that a number of steps reaches
 NEVER = (math.inf,)  # above every price
-FREE = (0, 0, 0, 0)
+FREE = (0, 0, 0, 0, 0)
 
 
 class Reshard(NamedTuple):
@@ -152,7 +153,8 @@ class _Search(NamedTuple):
         """The price of one step."""
         size = self.operand_bytes(step, before, after)
         time = picoseconds(step, size, self.mesh, self.seconds) if self.seconds is not None else 0
-        return time, step.bytes_sent(size, self.mesh), step.sends, 1
+        sent, order = step.bytes_sent(size, self.mesh), list(self.mesh.axes)
+        return time, sent, step.sends, 1, sent * (len(order) - min(map(order.index, step.axes)))
 
     def total(self, steps: Steps) -> Price:
         """The price of a plan."""
@@ -168,7 +170,7 @@ class _Search(NamedTuple):
             return FREE
         wanted, here = self.local(self.target), self.local(sharding)
         common = math.prod(min(n, here[dim]) for dim, n in wanted.items())
-        return 0, self.itemsize * (math.prod(wanted.values()) - common), 0, 0
+        return 0, self.itemsize * (math.prod(wanted.values()) - common), 0, 0, 0
 
     def remaining(self, sharding: Sharding) -> Price:
         """A lower bound of the price that is left; with many axes, an estimate from the axes that are not in place."""
@@ -179,7 +181,7 @@ class _Search(NamedTuple):
         stored = min(self.stored_bytes(self.target), self.stored_bytes(sharding))
         size = 2 * stored * sum(home(sharding, axis) != home(self.target, axis) for axis in self.mesh.axes)
         axes = tuple(self.mesh.axes)
-        return round(1e12 * self.seconds("all_to_all", axes, size)) if self.seconds else 0, size, 0, 0
+        return round(1e12 * self.seconds("all_to_all", axes, size)) if self.seconds else 0, size, 0, 0, 0
 
 
 def _sum(one: Price, other: Price) -> Price:
