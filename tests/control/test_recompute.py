@@ -95,6 +95,20 @@ def test_an_activation_is_computed_again_from_its_operand() -> None:
     assert len(found) == 2  # the layer's operand and the product; not the sigmoid
 
 
+@pytest.mark.parametrize("reduce", [None, "bfloat16"])
+def test_a_narrow_copy_of_a_weight_is_made_again(reduce: str | None) -> None:
+    """Whatever dtype devices add its gradient in: a copy that is stored is one for each micro-batch of a pipeline."""
+
+    def deep(w: md.Tensor, x: md.Tensor) -> md.Tensor:
+        def layer(x: md.Tensor, w: md.Tensor) -> tuple[md.Tensor, None]:
+            return md.rename(md.einsum(x, md.cast(w, "bfloat16", reduce=reduce), out="batch out"), out="io"), None
+
+        return md.sum(md.cast(md.scan(layer, x, w, over="layer")[0], "float32"))
+
+    found = stacked(deep, md.spec("layer:4 io:8 out:8"), md.spec("batch:16 io:8", "bfloat16"))
+    assert found == ["bfloat16[layer=4 batch=16 io=8]"]
+
+
 def test_loops_over_dims_of_one_name_may_be_nested_under_a_gradient() -> None:
     """The residuals of the inner loop have its dim, and are stacked along the outer one."""
     x, w = md.tensor([0.5, -1.0], "ch"), md.tensor([[0.3, 2.0], [1.0, -1.0], [0.2, 0.4]], "step ch")
