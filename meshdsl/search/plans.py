@@ -2,9 +2,9 @@
 
 If there are few plans, every one is costed. Otherwise all candidates are estimated, under every combination of knobs
 (`screen`), and the most promising are costed exactly; each exact cost corrects the estimates of plans that are alike.
-Plans that differ from the best one in one choice are estimated and costed too. At the end, knobs that are not
-estimated (overlap, collective steps, chunks of stages) are tried on the two best plans. No clock
-stops a search: the same question has the same answer.
+Plans that differ from the best one in one choice are estimated and costed too. At the end, the best plan is costed with
+every weight update, and knobs that are not estimated (overlap, collective steps, chunks of stages) are tried on the two
+best plans. No clock stops a search: the same question has the same answer.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class PlanSearch:
             if not self.every():
                 self.estimated()
                 self.simplify()
+                self.other_updates()
                 self.late()
         except KeyboardInterrupt:
             if not self.costed.entries:
@@ -302,6 +303,13 @@ class PlanSearch:
             ranked = self.costed.ranked()
             if ranked[0] is best:
                 return
+
+    def other_updates(self) -> None:
+        """Cost the best plan with each other weight update: what each exposes, the estimates hardly tell apart."""
+        for best in self.costed.ranked()[:1]:
+            for update in self.guesses.updates:
+                if self.more(self.plans):
+                    self.costed.look(best.plan.replace(weight_update=update))
 
     @cached_property
     def floor(self) -> float:

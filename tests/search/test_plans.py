@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 import meshdsl as md
 from meshdsl.models import mlp, transformer
 from meshdsl.search import plans
-from meshdsl.search.knobs import TURNS, turns_of
+from meshdsl.search.knobs import TURNS, UPDATES, turns_of
 from meshdsl.search.space import space
 
 SMALL = mlp.mlp.replace(batch=1024, io=512, hidden=1024)
@@ -203,6 +204,10 @@ def test_plan_search_is_no_slower_than_common_recipes(machine: str, part: float)
     dims, meshes = "batch length vocab d_ff heads", ["x:8", "x:4 y:2"]
     result = md.search(wide, mesh=meshes, dims=dims, machine=machine, limit=limit, knobs=knobs)
     assert every and result.best.fits and result.best.seconds <= min(every)
+    for update in UPDATES:
+        with suppress(md.LayoutError):  # without effect
+            other = cost(result.plan.replace(weight_update=update))
+            assert other.peak_bytes > limit or other.seconds >= result.best.seconds * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(("bandwidth", "layout", "microbatches"), [(350e9, "batch:x", 1), (2e9, "layer:x", 16)])
