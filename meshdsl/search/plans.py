@@ -308,7 +308,7 @@ class PlanSearch:
         """Cost the best plan with each other weight update: what each exposes, the estimates hardly tell apart."""
         for best in self.costed.ranked()[:1]:
             for update in self.guesses.updates:
-                if self.more(self.plans):
+                if self.more(self.early):
                     self.costed.look(best.plan.replace(weight_update=update))
 
     @cached_property
