@@ -199,7 +199,7 @@ class _Search:
         return None
 
     def shifts(self, v: Var, over: Dim) -> tuple[Var, list[Var]]:
-        """What values that are equal along a dim are subtracted from, and these values, first to last."""
+        """The value before subtractions of others that are equal along a dim, and these others, first to last."""
         shifts = list[Var]()
         while (eqn := self.made(self.through(v, PREFER, TRANSPOSE), SUBTRACT)) is not None:
             shift = self.through(eqn.ins[1], BROADCAST)

@@ -26,7 +26,7 @@ def _map_type(*types: Type, f: Callable[..., Any]) -> Type:
 
 
 def _result(f: Callable[..., Any], types: Sequence[Type], shape: Shape) -> Any:
-    """What f returns for whole arrays, in JAX's types."""
+    """The shapes and dtypes that f returns for whole arrays."""
     sizes = tuple(d.size for d in shape)
     return jax.eval_shape(f, *(jax.ShapeDtypeStruct(sizes, t.dtype) for t in types))
 

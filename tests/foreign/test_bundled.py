@@ -1,4 +1,4 @@
-"""What `md.verify_jax` reads of the programs that meshdsl emits is what these programs state."""
+"""`md.verify_jax` counts the same bytes in emitted programs as the programs state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys a query sees by their positions: the rule of a mask, and how many pairs it leaves."""
+"""The masks of attention that compare positions: who sees whom, and the number of pairs."""
 
 from __future__ import annotations
 

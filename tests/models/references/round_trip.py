@@ -1,4 +1,4 @@
-"""What `transformers` reads in directories that meshdsl exports, beside the directories that were imported.
+"""Exported directories give the logits of the imported ones in `transformers`.
 
     .venv/bin/python -m tests.models.references.round_trip FOLDER
     hf/bin/python tests/models/references/round_trip.py FOLDER
