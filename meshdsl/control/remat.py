@@ -103,7 +103,7 @@ def _checkpoint_fwd(*ins: Tensor, active: Sequence[bool], read: Sequence[bool], 
     graph = control.graph
     stored: list[Var] = []
     if policy == "collectives":
-        stored = _may_communicate(graph)
+        stored = _as_read(graph, _may_communicate(graph))
     elif policy == "products":
         stored = _as_read(graph, [eqn.outs[0] for eqn in graph.eqns if eqn.operation.product])
     elif isinstance(policy, tuple):
@@ -166,7 +166,8 @@ def checkpoint(f: Callable[..., Any], policy: str | Sequence[str] = "nothing") -
     - "products": the results of products and convolutions, outside loops and branches inside f; in the narrower dtype,
       if that is all that f reads of one;
     - "collectives": values whose recomputation would send data. This depends on the layout: if nothing is sharded,
-      nothing is stored. Collectives in loops and branches inside f run again.
+      nothing is stored. What is read only in a narrower dtype is stored in it, if it is a sum over devices. Collectives
+      in loops and branches inside f run again.
     - "names:a,b", or ("a", "b"): values that f named with md.name, outside loops and branches inside f.
 
     Raises `ShapeError` for another policy, and for a name that f does not define.
