@@ -16,6 +16,7 @@ from ..control import BARRIER
 from ..control.batching import batched_graph
 from ..ir import Eqn, Fuses, Graph, Scan, Var, verify
 from ..ops.dtypes import CAST
+from ..ops.indexing import TAKE
 from .constants import constant_values
 
 SMALL = 16
@@ -23,24 +24,32 @@ SMALL = 16
 
 def hoist_casts(graph: Graph) -> Graph:
     """The graph in which loops that only cast an input to one narrower dtype, also in loops inside, take the narrow
-    value."""
+    value; as do lookups in an input whose rows are only cast."""
     of = frozenset(graph.ins)
     narrowed: dict[tuple[Var, np.dtype], Var] = {}
+    rows: dict[Var, Var] = {}  # a cast of rows that are looked up -> the narrow rows
     eqns: list[Eqn] = []
     for original in graph.eqns:
-        before, eqn = _scaled_before(original, of)
+        if original.op is CAST and original.outs[0] in rows:
+            continue
+        before, eqn = _scaled_before(original.reading(rows), of)
         eqns += before
         for v in dict.fromkeys(eqn.ins):
-            cast = _cast_in_loop(eqn, v) if v in of else None
+            cast = (_cast_in_loop(eqn, v) or _cast_of_rows(graph, eqn, v)) if v in of else None
             if cast is None:
                 continue
             dtype = cast.outs[0].dtype
             if (v, dtype) not in narrowed:
                 narrowed[v, dtype] = Var(v.dims, dtype, v.name)
                 eqns.append(Eqn(CAST, (v,), (narrowed[v, dtype],), {"dtype": dtype}, cast.where, cast.backward))
-            eqn = _taking(eqn, {v: narrowed[v, dtype]})
+            if eqn.scan is not None:
+                eqn = _taking(eqn, {v: narrowed[v, dtype]})
+            else:
+                rows |= {reader.outs[0]: cast.outs[0] for reader in graph.readers[eqn.outs[0]]}
+                eqn = eqn.replace(ins=(narrowed[v, dtype], *eqn.ins[1:]), outs=cast.outs)
         eqns.append(eqn)
-    return verify(graph.replace(eqns=tuple(eqns)), "hoist_casts")
+    outs = tuple(rows.get(v, v) for v in graph.outs)
+    return verify(graph.replace(eqns=tuple(eqns), outs=outs), "hoist_casts")
 
 
 def scaled_casts(
@@ -114,6 +123,13 @@ def _cast_in_loop(eqn: Eqn, v: Var) -> Eqn | None:
     inside = [x for each, x in zip((*consts, *rows), (*inner_consts, *inner_rows), strict=True) if each is v]
     casts = [_only_cast(eqn.scan.body, x) for x in inside]
     return _one_dtype(casts, v) if len(inside) == eqn.ins.count(v) else None
+
+
+def _cast_of_rows(graph: Graph, eqn: Eqn, v: Var) -> Eqn | None:
+    """One of the casts of the rows that a lookup takes from v, if all that reads them casts them so; else None."""
+    casts = graph.readers.get(eqn.outs[0], ()) if eqn.op is TAKE and eqn.ins[0] is v else ()
+    others = eqn.outs[0] in graph.outs or any(reader.op is not CAST for reader in casts)
+    return None if others else _one_dtype(casts, v)
 
 
 def _only_cast(body: Graph, v: Var) -> Eqn | None:

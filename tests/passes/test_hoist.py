@@ -57,3 +57,33 @@ def test_a_loop_takes_the_narrow_value_unless_a_loop_inside_reads_the_wide_one(w
     assert len(first) == (0 if wide else 1)
     again = [x.numpy() for x in evaluate(hoisted, args)]
     np.testing.assert_array_equal(again, [step(*args).numpy()])
+
+
+@pytest.mark.parametrize("layout", ["batch:rows; params:rows", "batch:rows"])
+def test_a_table_whose_rows_are_read_in_a_narrow_dtype_is_gathered_in_it(layout: str) -> None:
+    work = SMALL.replace(compute_dtype="bfloat16")
+    update = "replicated" if "params" in layout else "sharded"
+    program = md.compile(work.train_step(), "rows:4", layout, weight_update=update).program(*work.specs())
+    tables = [r for r in program.collectives if r.kind == "all_gather" and "embed" in str(r.cause)]
+    assert {str(r.dtype) for r in tables} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("read", ["narrow", "wide", "two dtypes", "result"])
+def test_rows_that_are_only_cast_are_looked_up_in_the_narrow_table(read: str) -> None:
+    vocab, width = md.dims("vocab:5 width:3")
+    table = md.tensor(np.linspace(-1, 1, 15, dtype="float32").reshape(5, 3), [vocab, width])
+    ids = md.tensor(np.array([0, 4, 7, 2]), "token")  # one of them is outside: its row is 0
+
+    def rows(table: md.Tensor, ids: md.Tensor) -> tuple[md.Tensor, ...]:
+        found = md.take(table, ids, vocab, drop=True)
+        narrow = md.cast(found, "bfloat16")
+        others = {"wide": found * 2.0, "two dtypes": md.cast(found, "float16"), "result": found}
+        return narrow, md.cast(found, "bfloat16") * 2.0, others.get(read, md.sin(narrow))
+
+    graph = md.compile(rows, "").graph(table, ids)
+    hoisted = hoist_casts(graph)
+    assert {str(eqn.outs[0].dtype) for eqn in hoisted.eqns if str(eqn.op) == "take"} == {
+        "bfloat16" if read == "narrow" else "float32"
+    }
+    for new, old in zip(evaluate(hoisted, (table, ids)), evaluate(graph, (table, ids)), strict=True):
+        np.testing.assert_array_equal(new.numpy(), old.numpy())
