@@ -8,7 +8,9 @@ work:
   Equations that need one of them are moved behind them; the others keep their order.
 - the start of the step: all_gathers of its inputs (weights as stored between steps), which move to the first of them.
 
-The body of a loop over steps or micro-batches is such a step (Xu et al., 2020, section 5.2).
+The body of a loop over steps or micro-batches is such a step (Xu et al., 2020, section 5.2). In the body of any other
+loop, such as one over layers, the all_gathers of its rows are bucketed at its start, and the collectives on which no
+later trip depends, those of the layer's gradients, at its end.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from ..control import BARRIER
 from ..dims import Dim, fresh_dim
 from ..errors import InternalError
-from ..ir import Because, Cause, Eqn, Fuses, Op, Var, walk
+from ..ir import Because, Cause, Eqn, Fuses, Op, Var, sources_of, walk
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..lowering.collectives import AllGather, AllReduce, ReduceScatter
@@ -62,17 +64,38 @@ def bucket_collectives(program: Program, joins: Joins | None = None) -> Program:
 def _bucketed(program: Program, joins: Joins | None, ticks: frozenset[str]) -> Program:
     """The program, or the body of a loop over steps, with buckets; `ticks` are the loops of pipelines, by their dim."""
     steps = {eqn for eqn in program.eqns if is_loop_over_parts(eqn) and eqn.scan and eqn.scan.dim.name not in ticks}
-    eqns = [eqn.map_graphs(lambda body: _bucketed(body, joins, ticks)) if eqn in steps else eqn for eqn in program.eqns]
+    eqns = [
+        eqn.map_graphs(lambda body: _bucketed(body, joins, ticks)) if eqn in steps else _in_layers(eqn, joins, ticks)
+        for eqn in program.eqns
+    ]
     backward = [i for i, eqn in enumerate(program.eqns) if (eqn.backward and isinstance(eqn.op, Op)) or eqn in steps]
     program = program.replace(eqns=tuple(eqns))
     start = backward[-1] + 1 if backward else len(program.eqns)
     early, late = program.eqns[:start], program.eqns[start:]
-    at_start = [] if joins is None else _groups(program, _given(program, early), joins)
+    at_start = [] if joins is None else _groups(program, _given(program.ins, early), joins)
     in_update = _groups(program, _levels(late), joins)
     if not at_start and not in_update:
         return program
     eqns = *_at_first(program, early, at_start), *in_rounds(program, late, in_update)
     return program.replace(eqns=eqns)
+
+
+def _in_layers(eqn: Eqn, joins: Joins | None, ticks: frozenset[str]) -> Eqn:
+    """A loop that is no loop over steps with buckets in each trip, also in those of loops inside."""
+    if joins is None:
+        return eqn
+
+    def bucketed(body: Program) -> Program:
+        body = body.replace(eqns=tuple(_in_layers(inner, joins, ticks) for inner in body.eqns))
+        if eqn.scan is None or eqn.scan.dim.name in ticks:
+            return body
+        consts, _, rows = eqn.scan.inputs(body.ins)
+        eqns = _at_first(body, body.eqns, _groups(body, _given([*consts, *rows], body.eqns, again=True), joins))
+        needed = sources_of(eqns, eqn.scan.results(body.outs)[0])
+        late = _groups(body, _levels([each for each in eqns if each not in needed]), joins)
+        return body.replace(eqns=tuple(in_rounds(body, eqns, late)))
+
+    return eqn.map_graphs(bucketed)
 
 
 def bucketed_tensors(program: Program) -> int:
@@ -96,16 +119,16 @@ def bucket_key(eqn: Eqn) -> Key | None:
     return op.name, op.axes, eqn.ins[0].dtype, others, before.partial
 
 
-def _given(program: Program, eqns: Sequence[Eqn]) -> dict[Eqn, int]:
-    """The all_gathers of the program's inputs, or of elementwise results of these."""
-    ready = set(program.ins)
+def _given(inputs: Sequence[Var], eqns: Sequence[Eqn], again: bool = False) -> dict[Eqn, int]:
+    """The all_gathers of these inputs, or of elementwise results of these; of those that are gathered `again`, too."""
+    ready = set(inputs)
     levels: dict[Eqn, int] = {}
     for eqn in eqns:
         if not ready.issuperset(eqn.ins) or not eqn.ins:
             continue
         if isinstance(eqn.op, AllGather) and bucket_key(eqn) is not None:
             levels[eqn] = 0
-        elif isinstance(eqn.op, Op) and eqn.op.fuses in (Fuses.MAP, Fuses.VIEW) and eqn.op is not BARRIER:
+        elif isinstance(eqn.op, Op) and eqn.op.fuses in (Fuses.MAP, Fuses.VIEW) and (again or eqn.op is not BARRIER):
             ready.update(eqn.outs)
     return levels
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -140,3 +142,38 @@ def test_a_function_without_parameters_says_so() -> None:
         md.compile(lambda x: x * 2, "rows:8", "params:rows").program(SPECS[1])
     named = md.compile(lambda x: x * 2, "rows:8", "params:rows").program(md.spec("params:8"))  # a dim as any other
     assert named.show(named.ins[0]) == "float32[params=1/rows]"
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize(
+    ("mesh", "layout", "microbatches"),
+    [
+        ("rows:4", "batch:rows; params:rows", 1),
+        ("rows:4", "batch:rows; params:rows", 2),
+        ("stages:2 rows:2", "layer:stages; batch:rows; params:rows", 2),
+        ("rows:2 cols:2", "batch:rows; length:cols; d_ff:cols; params:rows", 1),
+    ],
+    ids=["layers", "micro-batches", "pipeline", "two axes"],
+)
+def test_buckets_join_the_weights_and_the_gradients_of_a_layer(
+    mesh: str, layout: str, microbatches: int, remat: str
+) -> None:
+    """With buckets for all, a pass over a layer sends one all_gather of weights, and one reduce_scatter; results are
+    those without."""
+    work, random = SMALL.replace(layers=4), np.random.default_rng(0)
+    given = [
+        np.asarray(random.integers(0, 3, [d.size for d in x.dims]), x.dtype)
+        for x in jax.tree_util.tree_leaves(work.specs())
+    ]
+    plan = md.Plan(mesh, layout, remat=remat, microbatches=microbatches)
+    found: list[list[np.ndarray]] = []
+    sent: list[Counter[str]] = []
+    for limit in (None, 1e9):
+        update = md.WeightUpdate(bucket_bytes=limit)
+        program = md.compile(work.train_step(), plan=plan.replace(weight_update=update)).program(*work.specs())
+        found.append(md.simulate(program, *given))
+        records = [eqn.collective for eqn, _ in walk(program) if eqn.collective is not None and eqn.ins[0].dims]
+        sent.append(Counter(record.name for record in records if record.axes == ("rows",)))
+    assert sent[1]["all_gather"] < sent[0]["all_gather"] / 2
+    assert sent[1]["reduce_scatter"] < sent[0]["reduce_scatter"] / 2
+    assert same_bits(*found)
