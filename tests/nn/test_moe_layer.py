@@ -168,12 +168,14 @@ def test_weights_on_the_hidden_layer_reduce_tokens_instead_of_slots():
     assert largest("output") == 4 * largest("hidden") == 4 * 4 * 8 * 6 * 4
 
 
-def test_grouped_products_in_bfloat16_reduce_tokens_instead_of_choices():
-    model = layer(md.nn.Precision("float32", "bfloat16"), router="mixtral", dispatch="grouped", weigh="hidden")
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+def test_grouped_products_in_bfloat16_reduce_tokens_instead_of_choices(reduce: str):
+    precision = md.nn.Precision("float32", "bfloat16", reduce)
+    model = layer(precision, router="mixtral", dispatch="grouped", weigh="hidden")
     spec = md.spec(X)
     program = md.compile(lambda p, x: model(p, x)[0], "cols:2", "expert_hidden:cols").program(model.specs(spec), spec)
     (one,) = program.collectives
-    assert one.bytes == 4 * math.prod(d.size for d in spec.dims)
+    assert one.bytes == np.dtype(reduce).itemsize * math.prod(d.size for d in spec.dims)
 
 
 @pytest.mark.parametrize("method", METHODS)

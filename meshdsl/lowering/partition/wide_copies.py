@@ -1,4 +1,4 @@
-"""Values that are wider copies of others: casts to a wider dtype, also scaled and reshaped.
+"""Values that are wider copies of others: casts to a wider dtype and broadcasts, also scaled and reshaped.
 
 A copy that another sharding is asked of need not cross the network: its narrow source does, with the scale, and each
 device computes the copy again. A quantised weight is thus gathered in its narrow form.
@@ -39,7 +39,8 @@ def wide_copies(graph: Graph) -> Mapping[Var, Copy]:
     for eqn in graph.eqns:
         makers.update(dict.fromkeys(eqn.outs, eqn))
         x = eqn.ins[0] if eqn.ins else None
-        if eqn.op is CAST and x is not None and x.dims and x.dtype.itemsize < eqn.outs[0].dtype.itemsize:
+        wider = eqn.op is CAST and x is not None and x.dtype.itemsize < eqn.outs[0].dtype.itemsize
+        if x is not None and x.dims and (wider or eqn.op is BROADCAST):
             copy = copies.get(x, Copy(x))
             copies[eqn.outs[0]] = copy._replace(eqns=(*copy.eqns, eqn))
         elif eqn.op in (RESHAPE, TRANSPOSE) and x in copies:

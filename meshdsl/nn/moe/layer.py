@@ -239,7 +239,10 @@ class _Layer:
         y = self._feed_forward(x, product, weights if self.exchange.weigh == "hidden" else None)
         y = md.cast(y, self.precision.reduce)
         y = y * md.cast(weights, y.dtype) if self.exchange.weigh == "output" else y
-        return md.cast(md.sum(y, index.dims[-1]), self.precision.compute)
+        *_, choice = index.dims
+        if y.dtype.itemsize < 4:  # `md.sum` would cast partial sums, which devices would reduce before it
+            return md.cast(md.einsum(y, out=[d for d in y.dims if d != choice]), self.precision.compute)
+        return md.cast(md.sum(y, choice), self.precision.compute)
 
     def _experts(self, x: md.Tensor, weights: md.Tensor | None) -> md.Tensor:
         """Applies each expert's feed-forward layer to its slots, times the weights; keeps the dims of x."""

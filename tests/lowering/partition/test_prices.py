@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -31,3 +32,19 @@ def test_prices_count_a_shared_operand_once(products: int, moved: str) -> None:
     records = md.compile(f, "all:4", layout).program(*args).collectives
     moves = [r.op.name for r in records if "length" in str(r.op)]
     assert moves == [moved] * (1 if moved == "all_gather" else products)
+
+
+def test_a_broadcast_value_is_sent_before_it_is_broadcast() -> None:
+    """The cotangent of a sum over choices, which a product needs whole."""
+
+    def product(x: md.Tensor, w: md.Tensor) -> md.Tensor:
+        wide = md.broadcast(md.tanh(x), ["choice:4", *x.dims])
+        return md.prefer(md.einsum(wide, w, out="choice length out"), "out")
+
+    x, w = md.spec("length:8 io:4"), md.spec("choice:4 io:4 out:8")
+    program = md.compile(product, "cols:2", "length:cols; out:cols").program(x, w)
+    assert [(r.kind, r.bytes) for r in program.collectives] == [("all_gather", 8 * 4 * 4)]
+    draw = np.random.default_rng(0)
+    given = [draw.integers(-2, 3, [d.size for d in each.dims]).astype(np.float32) for each in (x, w)]
+    plain = md.compile(product, "").program(x, w)
+    np.testing.assert_array_equal(md.simulate(program, *given)[0], md.simulate(plain, *given)[0])
