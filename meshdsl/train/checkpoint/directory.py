@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 from ...errors import CheckpointError
-from .files import open_root, opened, read_at, remove_tree, rename, write_durably
+from .files import move, read_at, regular_size, remove_tree, write_durably
 from .lock import LOCK
 from .manifest import STEP_LIMIT
 from .read import STEP, open_step, step_name
@@ -47,13 +47,11 @@ def _names(directory: Path) -> list[str]:
 
 def clean(directory: Path) -> None:
     """Remove temporary files and unfinished saves of earlier writers. Requires the lock."""
-    with open_root(directory) as root:
-        for name in _names(directory):
-            if _WORK.fullmatch(name):
-                remove_tree(name, root)
-            elif _DRAFT.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=root)
+    for name in _names(directory):
+        if _WORK.fullmatch(name):
+            remove_tree(directory / name)
+        elif _DRAFT.fullmatch(name):
+            (directory / name).unlink(missing_ok=True)
 
 
 def is_good(directory: Path, step: int) -> bool:
@@ -69,30 +67,23 @@ def is_good(directory: Path, step: int) -> bool:
 def set_aside(directory: Path, step: int, owner: str) -> str:
     """Rename a corrupt step to `.bad`; returns its new name."""
     name = f"{step_name(step)}.{owner}.bad"
-    with open_root(directory) as root:
-        rename(step_name(step), name, root)
-        os.fsync(root)
+    move(directory / step_name(step), directory / name)
     return name
 
 
 def remove_step(directory: Path, step: int, owner: str) -> None:
     """Remove a step. It is renamed first, so that a partly removed step is never read as a step."""
-    removed_name = f"{step_name(step)}.{owner}.removed"
-    with open_root(directory) as root:
-        rename(step_name(step), removed_name, root)
-        os.fsync(root)
-        remove_tree(removed_name, root)
+    removed = directory / f"{step_name(step)}.{owner}.removed"
+    move(directory / step_name(step), removed)
+    remove_tree(removed)
 
 
 def note_newest(directory: Path, step: int | None) -> None:
     """Store the newest step in the file `newest`."""
-    draft = f"{_NEWEST}.draft"
-    with open_root(directory) as root:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=root)
-        write_durably(draft, root, lambda write: write(json.dumps({"step": step}).encode("ascii")))
-        rename(draft, _NEWEST, root)
-        os.fsync(root)
+    draft = directory / f"{_NEWEST}.draft"
+    draft.unlink(missing_ok=True)
+    write_durably(draft, [json.dumps({"step": step}).encode("ascii")])
+    move(draft, directory / _NEWEST)
 
 
 def lost_newest(directory: Path) -> str | None:
@@ -100,10 +91,9 @@ def lost_newest(directory: Path) -> str | None:
 
     The file `newest` is only a hint: if it is damaged, the result is None.
     """
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError), opened(str(directory / _NEWEST)) as fd:
-        raw = bytearray(min(os.fstat(fd).st_size, 64))
-        read_at(fd, memoryview(raw), 0, _NEWEST)
-        record = json.loads(raw)
+    newest = directory / _NEWEST
+    with contextlib.suppress(CheckpointError, ValueError, RecursionError):
+        record = json.loads(read_at(newest, size=min(regular_size(newest), 64)))
         step = record.get("step") if isinstance(record, dict) else None
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_LIMIT:
             return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,7 @@ from ...trace import Tensor
 from . import lock, processes
 from .device_put import Destination, device_put
 from .directory import clean, is_good, lost_newest, note_newest, remove_step, set_aside, step_numbers, unfinished
-from .files import open_root, remove_tree
+from .files import remove_tree, sync
 from .read import StepReader, open_step, step_name
 from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
 
@@ -142,8 +141,7 @@ class DirectoryStore:
             self._lock.check()
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        with open_root(self.directory.parent) as parent:
-            os.fsync(parent)
+        sync(self.directory.parent)
         self._lock = lock.acquire(self.directory, self._owner, take_over=self.take_over, report=self.report)
 
     def _make_room(self, step: int) -> None:
@@ -180,11 +178,11 @@ class DirectoryStore:
             else:
                 await_publication(folder, self.directory, step, save, self.seconds)
         except Exception as error:
-            with contextlib.suppress(OSError, CheckpointError):
+            with contextlib.suppress(OSError):
                 mark_failed(folder, process)
             if process == 0:
-                with contextlib.suppress(OSError, CheckpointError), open_root(self.directory) as root:
-                    remove_tree(folder.name, root)
+                with contextlib.suppress(OSError):
+                    remove_tree(folder)
             existing = [step_name(s) for s in self.steps()]
             newest = f"the newest saved step is {existing[-1]}" if existing else "no other step is saved"
             raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {newest}") from error

@@ -8,12 +8,10 @@ through the file system, so saving can run during the program's own collectives.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ import numpy as np
 from ...errors import CheckpointError, SaveError
 from ...ir import Type
 from ...trace import Tensor
-from .files import open_root, opened, read_at, regular_size, rename, write_durably
+from .files import move, read_at, regular_size, sync, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine, unpadded
 from .manifest import MANIFEST, Chunk, Header, Manifest, StoredTensor, dump, load, part_name
 from .read import open_step
@@ -91,7 +89,7 @@ def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> Non
     """Write this process's chunks, then a note with their locations."""
     notes: list[tuple[int, int, int, str]] = []
 
-    def fill(write: Any) -> None:
+    def chunks() -> Iterator[memoryview]:
         offset = 0
         for number, copied in enumerate(snapshots):
             cuts = copied.plan.cuts
@@ -99,21 +97,20 @@ def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> Non
                 for n in cells_in(cuts, box):
                     part = np.ascontiguousarray(values[cell(cuts, n).slices(box.start)])
                     raw = part.reshape(-1).view(np.uint8).data
-                    write(raw)
+                    yield raw
                     notes.append((number, n, offset, hashlib.sha256(raw).hexdigest()))
                     offset += len(raw)
 
-    draft = f"{_note(process)}.draft"
-    with opened(str(folder), directory=True) as fd:
-        write_durably(part_name(process), fd, fill)
-        write_durably(draft, fd, lambda write: write(json.dumps({"chunks": notes}).encode("ascii")))
-        rename(draft, _note(process), fd)
+    write_durably(folder / part_name(process), chunks())
+    note = folder / _note(process)
+    draft = note.with_name(f"{note.name}.draft")
+    write_durably(draft, [json.dumps({"chunks": notes}).encode("ascii")])
+    draft.rename(note)
 
 
 def mark_failed(folder: Path, process: int) -> None:
     """Mark this process's part as failed, for the other processes."""
-    with opened(str(folder), directory=True) as fd, contextlib.suppress(FileExistsError):
-        os.mkdir(f"failed-{process:05d}", dir_fd=fd)
+    (folder / f"failed-{process:05d}").mkdir(exist_ok=True)
 
 
 def publish(
@@ -130,33 +127,26 @@ def publish(
     `check()` runs before the rename and may raise. Raises `SaveError` if a process failed, or if its note does not
     appear in time.
     """
-    with opened(str(folder), directory=True) as fd:
-        manifest = _gather(folder, fd, header, plans, processes, seconds)
-
-        def fill(write: Any) -> None:
-            for line in dump(manifest):
-                write(line)
-
-        write_durably(MANIFEST, fd, fill)
-        load(fd, manifest.header.step)  # check that the reader accepts it before publishing
-        os.fsync(fd)
+    manifest = _gather(folder, header, plans, processes, seconds)
+    write_durably(folder / MANIFEST, dump(manifest))
+    load(folder, manifest.header.step)  # check that the reader accepts it before publishing
+    sync(folder)
     check()
-    with open_root(final.parent) as root:
-        rename(folder.name, final.name, root)
-        os.fsync(root)
+    move(folder, final)
 
 
 def _gather(
-    folder: Path, fd: int, header: Mapping[str, Any], plans: Sequence[StoragePlan], processes: int, seconds: float
+    folder: Path, header: Mapping[str, Any], plans: Sequence[StoragePlan], processes: int, seconds: float
 ) -> Manifest:
     """The manifest, from the notes of all processes, which are removed."""
     chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in plans]
     deadline = time.monotonic() + seconds
     for process in range(processes):
         _wait_for(folder, process, deadline)
-        for number, n, offset, digest in _read_note(fd, process):
-            chunks[number][n] = Chunk(process, offset, digest)
-        os.unlink(_note(process), dir_fd=fd)
+        note = folder / _note(process)
+        for number, n, offset, digest in json.loads(read_at(note))["chunks"]:
+            chunks[number][n] = Chunk(process, offset, bytes.fromhex(digest))
+        note.unlink()
     missing = [p.path for p, cells in zip(plans, chunks, strict=True) if None in cells]
     if missing:
         raise SaveError(f"no process wrote all of {missing[0]!r}")
@@ -164,7 +154,7 @@ def _gather(
         p.path: StoredTensor(p.path, p.type, p.cuts, tuple(c for c in cells if c))
         for p, cells in zip(plans, chunks, strict=True)
     }
-    files = tuple(regular_size(part_name(n), fd) for n in range(processes))
+    files = tuple(regular_size(folder / part_name(n)) for n in range(processes))
     return Manifest(Header(**header, files=files), entries)
 
 
@@ -204,11 +194,3 @@ def _wait_for(folder: Path, process: int, deadline: float) -> None:
 
 def _note(process: int) -> str:
     return f"note-{process:05d}.json"
-
-
-def _read_note(folder: int, process: int) -> Iterable[tuple[int, int, int, bytes]]:
-    with opened(_note(process), folder) as fd:
-        raw = bytearray(os.fstat(fd).st_size)
-        read_at(fd, memoryview(raw), 0, _note(process))
-    for number, n, offset, digest in json.loads(raw)["chunks"]:
-        yield number, n, offset, bytes.fromhex(digest)
