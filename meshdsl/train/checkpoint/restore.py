@@ -72,7 +72,7 @@ def restore_newest(store: Store, request: RestoreRequest, report: Callable[[str]
     while True:
         # Listed again each time, because a running writer may have removed a step and saved a newer one.
         newest = max((s for s in store.steps() if s not in invalid), default=-1)
-        step = int(processes.from_first(str(newest).encode("ascii"), 20))
+        step = int(processes.gathered(str(newest).encode("ascii"))[0])
         if step < 0:
             raise CheckpointError(
                 "\n  ".join([f"there is no valid checkpoint in {store.directory}", *invalid.values()])
