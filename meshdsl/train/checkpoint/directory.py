@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import CheckpointError
@@ -64,18 +65,11 @@ def is_good(directory: Path, step: int) -> bool:
     return True
 
 
-def set_aside(directory: Path, step: int, owner: str) -> str:
-    """Rename a corrupt step to `.bad`; returns its new name."""
-    name = f"{step_name(step)}.{owner}.bad"
-    move(directory / step_name(step), directory / name)
-    return name
-
-
-def remove_step(directory: Path, step: int, owner: str) -> None:
-    """Remove a step. It is renamed first, so that a partly removed step is never read as a step."""
-    removed = directory / f"{step_name(step)}.{owner}.removed"
-    move(directory / step_name(step), removed)
-    remove_tree(removed)
+def set_aside(directory: Path, step: int, name: str) -> Path:
+    """Rename a step, to `.bad` or `.removed`, so that it is not read as a step; returns its new path."""
+    new = directory / f"{step_name(step)}.{name}"
+    move(directory / step_name(step), new)
+    return new
 
 
 def note_newest(directory: Path, step: int | None) -> None:
@@ -86,17 +80,21 @@ def note_newest(directory: Path, step: int | None) -> None:
     move(draft, directory / _NEWEST)
 
 
-def lost_newest(directory: Path) -> str | None:
-    """The name of the last published step, if neither it nor a newer step exists; else None.
-
-    The file `newest` is only a hint: if it is damaged, the result is None.
-    """
+def lost_newest(directory: Path) -> list[str]:
+    """A line for the last published step, if neither it nor a newer step exists."""
     newest = directory / _NEWEST
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError):
-        record = json.loads(read_at(newest, size=min(regular_size(newest), 64)))
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_LIMIT:
-            return None
-        if step > max(step_numbers(directory), default=-1):
-            return step_name(step)
-    return None
+    with contextlib.suppress(CheckpointError):
+        return lost(read_at(newest, size=min(regular_size(newest), 64)), step_numbers(directory), directory)
+    return []
+
+
+def lost(text: str | bytes | bytearray, steps: Sequence[int], directory: object) -> list[str]:
+    """A line for the step that the file `newest` names, if neither it nor a newer one is among `steps`.
+
+    The file is only a hint: a damaged one names no step.
+    """
+    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+        step = json.loads(text)["step"]
+        if max(steps, default=-1) < step <= STEP_LIMIT and step is not True:
+            return [f"{step_name(step)} was saved in {directory} and is missing now"]
+    return []

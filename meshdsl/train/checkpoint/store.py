@@ -10,14 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ...errors import CheckpointError, SaveError, at, caller
 from ...trace import Tensor
 from . import lock, processes
 from .device_put import Destination, device_put
-from .directory import clean, is_good, lost_newest, note_newest, remove_step, set_aside, step_numbers, unfinished
+from .directory import clean, is_good, lost_newest, note_newest, set_aside, step_numbers, unfinished
 from .files import remove_tree, sync
 from .read import StepReader, open_step, step_name
-from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
+from .write import Copies, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
 
 
 class DirectoryStore:
@@ -73,9 +75,8 @@ class DirectoryStore:
 
     def problems(self) -> list[str]:
         """A line for each step that is lost or unfinished."""
-        missing = lost_newest(self.directory)
-        lost = [f"{missing} was saved in {self.directory} and is missing now"] if missing else []
-        return lost + [f"{name} in {self.directory} is an unfinished save" for name in unfinished(self.directory)]
+        interrupted = [f"{name} in {self.directory} is an unfinished save" for name in unfinished(self.directory)]
+        return lost_newest(self.directory) + interrupted
 
     def open(self, step: int) -> contextlib.AbstractContextManager[StepReader]:
         """Open a step; raises `CheckpointError` if its description is missing or invalid."""
@@ -98,17 +99,14 @@ class DirectoryStore:
         plans = plan(tensors, self.chunk_bytes)
         folder, save = self._begin(step)
         try:
-            snapshots = snapshot(plans, tensors)
+            copied = snapshot(plans, tensors)
         except BaseException:
-            mark_failed(folder, processes.index())
+            mark_failed(folder, jax.process_index())
             raise
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "meshdsl-checkpoint")
             atexit.register(self.close)  # reports a failed save even without close()
-        process_info = processes.index(), processes.count()
-        self._writing = self._thread.submit(
-            self._write, folder, {"step": step, "save": save, **fields}, plans, snapshots, *process_info
-        )
+        self._writing = self._thread.submit(self._write, folder, {"step": step, "save": save, **fields}, plans, copied)
 
     def discard(self, after: int) -> None:
         """Remove the steps after this one."""
@@ -119,13 +117,13 @@ class DirectoryStore:
             note_newest(self.directory, max((step for step in existing if step <= after), default=None))
             for step in existing:
                 if step > after:
-                    remove_step(self.directory, step, self._owner)
+                    self._remove(step)
 
         processes.on_first(f"steps after {after} were not discarded", discard)
 
     def _begin(self, step: int) -> tuple[Path, str]:
         """The directory to write to, and the id of the save, which process 0 creates for all processes."""
-        save = processes.from_first(secrets.token_hex(8).encode("ascii"), 16).decode("ascii")
+        save = processes.gathered(secrets.token_hex(8).encode("ascii"))[0].decode("ascii")
         folder = self.directory / f"{step_name(step)}.{save}.unfinished"
 
         def begin() -> None:
@@ -156,22 +154,17 @@ class DirectoryStore:
                     f"  to continue from an earlier step, remove later ones with discard(after={max(step - 1, 0)}), "
                     "or use another directory"
                 )
-            new_name = set_aside(self.directory, existing, self._owner)
-            self.report(f"{step_name(existing)} in {self.directory} is corrupt; renamed to {new_name}")
+            new = set_aside(self.directory, existing, f"{self._owner}.bad")
+            self.report(f"{step_name(existing)} in {self.directory} is corrupt; renamed to {new.name}")
 
-    def _write(
-        self,
-        folder: Path,
-        fields: dict[str, Any],
-        plans: list[StoragePlan],
-        snapshots: list[Snapshot],
-        process: int,
-        count: int,
-    ) -> None:
+    def _remove(self, step: int) -> None:
+        remove_tree(set_aside(self.directory, step, f"{self._owner}.removed"))
+
+    def _write(self, folder: Path, fields: dict[str, Any], plans: list[StoragePlan], copied: list[Copies]) -> None:
         """Write this process's part and publish the step; runs on the writer thread."""
-        step, save = fields["step"], fields["save"]
+        step, save, process, count = fields["step"], fields["save"], jax.process_index(), jax.process_count()
         try:
-            write_part(folder, process, snapshots)
+            write_part(folder, process, plans, copied)
             if process == 0:
                 assert self._lock is not None  # `save` took it
                 publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds, self._lock.check)
@@ -192,7 +185,7 @@ class DirectoryStore:
     def _retire(self, step: int) -> None:
         try:
             for old in self.steps()[: -self.keep] if self.keep else []:
-                remove_step(self.directory, old, self._owner)  # first, because it makes room on a disk that is full
+                self._remove(old)  # first, because it makes room on a disk that is full
             note_newest(self.directory, step)
         except (OSError, CheckpointError) as error:
             raise SaveError(f"{step_name(step)} was saved, but old steps were not removed: {error}") from error

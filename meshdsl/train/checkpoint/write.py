@@ -40,12 +40,7 @@ class StoragePlan:
     owners: tuple[tuple[Box, int], ...]  # each part, without padding, and the process that writes it
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Host copies of this process's parts of one tensor."""
-
-    plan: StoragePlan
-    parts: tuple[tuple[Box, np.ndarray], ...]
+Copies = list[tuple[Box, np.ndarray]]  # this process's parts of one tensor, on the host
 
 
 def plan(tensors: Mapping[str, Tensor], chunk_bytes: int) -> list[StoragePlan]:
@@ -67,17 +62,16 @@ def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> StoragePlan:
     return StoragePlan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
 
 
-def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
-    """Copies the parts that this process writes to the host. Afterwards the tensors may be donated."""
+def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> list[Copies]:
+    """Copies the parts that this process writes to the host, by plan. Afterwards the tensors may be donated."""
     own_shards = [_own_shards(p, tensors[p.path]) for p in plans]
     for shards in own_shards:
         for shard in shards.values():
             shard.copy_to_host_async()
-    snapshots = []
-    for p, shards in zip(plans, own_shards, strict=True):
-        parts = ((box, np.asarray(shard)[tuple(slice(0, n) for n in box.size)].copy()) for box, shard in shards.items())
-        snapshots.append(Snapshot(p, tuple(parts)))
-    return snapshots
+    return [
+        [(box, np.asarray(shard)[tuple(slice(0, n) for n in box.size)].copy()) for box, shard in shards.items()]
+        for shards in own_shards
+    ]
 
 
 def _own_shards(p: StoragePlan, x: Tensor) -> dict[Box, jax.Array]:
@@ -85,17 +79,16 @@ def _own_shards(p: StoragePlan, x: Tensor) -> dict[Box, jax.Array]:
     return {box: shards_by_box[box] for box, owner in p.owners if owner == jax.process_index()}
 
 
-def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> None:
+def write_part(folder: Path, process: int, plans: Sequence[StoragePlan], copied: Sequence[Copies]) -> None:
     """Write this process's chunks, then a note with their locations."""
     notes: list[tuple[int, int, int, str]] = []
 
     def chunks() -> Iterator[memoryview]:
         offset = 0
-        for number, copied in enumerate(snapshots):
-            cuts = copied.plan.cuts
-            for box, values in copied.parts:
-                for n in cells_in(cuts, box):
-                    part = np.ascontiguousarray(values[cell(cuts, n).slices(box.start)])
+        for number, (p, copies) in enumerate(zip(plans, copied, strict=True)):
+            for box, values in copies:
+                for n in cells_in(p.cuts, box):
+                    part = np.ascontiguousarray(values[cell(p.cuts, n).slices(box.start)])
                     raw = part.reshape(-1).view(np.uint8).data
                     yield raw
                     notes.append((number, n, offset, hashlib.sha256(raw).hexdigest()))
