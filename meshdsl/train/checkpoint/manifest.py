@@ -51,7 +51,6 @@ DTYPES: dict[str, np.dtype] = {  # by name; sub-byte types are stored as one byt
 }
 
 PATH_LIMIT = 1024  # characters
-HEADER_KEYS = ("step", "save", "files", "config", "data", "key")
 
 
 class Chunk(NamedTuple):
@@ -103,8 +102,7 @@ def part_name(number: int) -> str:
 
 def dump(manifest: Manifest) -> Iterator[bytes]:
     """The lines of the manifest, encoded."""
-    h = manifest.header
-    fields = {"format": FORMAT, "version": VERSION, **{name: getattr(h, name) for name in HEADER_KEYS}}
+    fields = {"format": FORMAT, "version": VERSION, **vars(manifest.header)}
     total = hashlib.sha256()
     entries = list(manifest.tensors.values())
     lines = itertools.chain(

@@ -25,13 +25,13 @@ from ...errors.installed import optional
 from ...ir import Type
 from ...trace import Tensor
 from . import processes
+from .arguments import flat
 from .device_put import Destination, targets
 from .digest import sums
 from .directory import lost
 from .manifest import Header, Manifest, StoredTensor
 from .owner import Owner
 from .read import STEP, step_name
-from .trees import flat
 
 NEWEST = "newest"
 OWN_FORMAT = "use meshdsl's own format, a directory"
