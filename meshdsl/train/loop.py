@@ -27,7 +27,7 @@ from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
 from .peers import digests, versions
 from .reader import NonFiniteLoss, Record, Recorder, finite
-from .state import Keeping, Resumed, State, closing
+from .state import Keeping, State, closing
 from .step import initialised, key_of, needs_key, stages, state_of, stored
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
@@ -72,13 +72,13 @@ def train(
         )
         started = time.perf_counter()
         restored = run.restored(optimizer_changed=optimizer_changed)
-        if keep and not (restored and restored.state.saved >= steps):
+        if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
-        run.begin(restored, non_finite, max_skips, peak_seconds)
+        run.begin(restored and restored[0], non_finite, max_skips, peak_seconds)
         yield run.start()
-        if restored:
-            yield _resume(restored, steps)
         first_step = run.state.step
+        if restored:
+            yield {"event": "resume", "step": first_step, **restored[1], "steps_left": max(steps - first_step, 0)}
         yield from run.all_steps(resumed=restored is not None)
         yield _end(run.state, run.reader, steps - first_step, time.perf_counter() - started, batches)
 
@@ -135,19 +135,18 @@ class _Run:
         self.keys = _Keys(key) if key_of(workload) else None
         self.eval_key = (key,) if needs_key(workload) else ()  # an optional key is not passed: no dropout
 
-    def restored(self, *, optimizer_changed: bool) -> Resumed | None:
-        """The run of the checkpoint from which this one goes on; None for a new run."""
+    def restored(self, *, optimizer_changed: bool) -> tuple[State, Record] | None:
+        """The state of the checkpoint from which this run goes on, and what to record of it; None for a new run."""
         return self.keep and self.keep.restore(
             {"params": self.types[0], "state": self.types[1]}, self.program, self.seed, self.batches,
             self.description, init=lambda params: state_of(self.workload, self.plan.mesh, self.stored_as, params),
             optimizer_changed=optimizer_changed, **self.compared,
         )  # fmt: skip
 
-    def begin(self, restored: Resumed | None, *reading: Any) -> None:
+    def begin(self, restored: State | None, *reading: Any) -> None:
         """Take the restored state, or make a new one; `reading` are the last arguments of the `Recorder`."""
         key = md.random.key(self.seed)
-        new = None if restored else initialised(self.workload, self.plan.mesh, self.stored_as, key)
-        self.state = restored.state if restored else State(new)
+        self.state = restored or State(initialised(self.workload, self.plan.mesh, self.stored_as, key))
         self.reader = Recorder(self.state, self.steps, tokens_of(self.specs), *reading)
 
     def start(self) -> Record:
@@ -302,18 +301,6 @@ class _Keys:
             keys = md.random.fold_in(self.key, md.tensor(steps, "step"))
             self.first, self.rows = step, list(keys.array)  # on the device, because sending each costs 0.08 ms
         return md.tensor(self.rows[step - self.first], self.key.dims)
-
-
-def _resume(restored: Resumed, steps: int) -> Record:
-    step = restored.state.step
-    return {
-        "event": "resume",
-        "step": step,
-        "from": restored.source,
-        "changed": restored.changed,
-        "optimizer_state": restored.optimizer_state,
-        "steps_left": max(steps - step, 0),
-    }
 
 
 def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batches: Batches) -> Record:
