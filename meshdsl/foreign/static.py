@@ -214,7 +214,7 @@ class Static:
             partial = how in (PARTIAL, EXTREME)
             if name in SUMS and how == REPLICATED and scale is not None and not state.zero:
                 scale, made = scale * mesh[a], source
-            elif name in NEEDED and (isinstance(how, int) or (partial and how != NEEDED[name])):
+            elif _reduces_others(name, how):
                 what = "adds" if name in SUMS else "takes the extreme of"
                 self.wrong(eqn, source, f"{what} {how_of(how)} over {a!r}", (a,), state)
             over[a] = moved(eqn, how)
@@ -280,6 +280,11 @@ class Static:
             elif len(ins) == 1:
                 self.wrong(eqn, source, f"an operand is {shown} times what one device computes", (), worst)
         return None
+
+
+def _reduces_others(name: str, how: str | int) -> bool:
+    """True if a reduction gets blocks, or terms of another kind than it reduces."""
+    return name in NEEDED and (isinstance(how, int) or (how in (PARTIAL, EXTREME) and how != NEEDED[name]))
 
 
 def _pair(jaxpr: Any, one: Any, twins: dict[int, Any]) -> None:
