@@ -54,14 +54,9 @@ def run(options: argparse.Namespace) -> int:
         md.export_hugging_face(
             params_of_run(checkpoints, step, workload), workload, hub, dtype=options.dtype, base=base
         )
-        return _report(options, step)
-    prefix = "params/" if options.params_only else ""
-    export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax
-    export(checkpoints, step, options.out, prefix=prefix)
-    return _report(options, step)
-
-
-def _report(options: argparse.Namespace, step: int) -> int:
+    else:
+        export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax
+        export(checkpoints, step, options.out, prefix="params/" if options.params_only else "")
     record = {"command": "export", "step": step, "file": options.out, "params_only": options.params_only}
     answer(options, record, f"step {step} written to {options.out}")
     return OK

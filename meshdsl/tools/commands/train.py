@@ -23,15 +23,7 @@ import meshdsl as md
 
 from ...errors import MeshdslError, UsageError
 from . import devices
-from .common import (
-    ILLEGAL_LAYOUT,
-    OK,
-    command,
-    print_json,
-    printable,
-    say,
-    write,
-)
+from .common import ILLEGAL_LAYOUT, OK, command, print_json, printable, say, write
 from .records import StdoutWriter, sinks
 from .train_options import train_options
 from .weights import base_of_run, leaves
