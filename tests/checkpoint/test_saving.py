@@ -41,13 +41,13 @@ def test_save_keeps_the_newest_steps(tmp_path: Path):
 def test_save_returns_after_the_host_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk is slow here; the step goes on, a second save waits or is refused, and says which."""
     go = threading.Event()
-    publish = store.publish
+    publish = store.Save.publish
 
     def slow(*args: Any) -> None:
         assert go.wait(30)
         publish(*args)
 
-    monkeypatch.setattr(store, "publish", slow)
+    monkeypatch.setattr(store.Save, "publish", slow)
     with md.Checkpoints(tmp_path) as checkpoints:
         began = time.perf_counter()
         assert checkpoints.save(1, x(1))

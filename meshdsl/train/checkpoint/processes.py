@@ -16,7 +16,7 @@ from ...errors import CheckpointError, SaveError
 
 def gathered(data: bytes) -> list[bytes]:
     """The bytes that each process passes, by the number of the process."""
-    sizes = _all(np.array([len(data)]))[:, 0]
+    sizes = _all(np.array([len(data)], np.int32))[:, 0]
     padded = data.ljust(1 << int(sizes.max()).bit_length(), b"\0")  # few sizes, because each is compiled
     rows = _all(np.frombuffer(padded, np.uint8))
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -19,7 +19,7 @@ from .device_put import Destination, device_put
 from .directory import clean, is_good, lost_newest, note_newest, set_aside, step_numbers, unfinished
 from .files import remove_tree, sync
 from .read import StepReader, open_step, step_name
-from .write import Copies, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
+from .write import Copies, Save, plan, snapshot
 
 
 class DirectoryStore:
@@ -97,16 +97,18 @@ class DirectoryStore:
     def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Start to write a step after `wait`; returns once the tensors are copied to the host."""
         plans = plan(tensors, self.chunk_bytes)
-        folder, save = self._begin(step)
+        folder, unique = self._begin(step)
+        header = {"step": step, "save": unique, **fields}
+        save = Save(folder, self.directory / step_name(step), header, plans, self.seconds)
         try:
             copied = snapshot(plans, tensors)
         except BaseException:
-            mark_failed(folder, jax.process_index())
+            save.mark_failed()
             raise
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "meshdsl-checkpoint")
             atexit.register(self.close)  # reports a failed save even without close()
-        self._writing = self._thread.submit(self._write, folder, {"step": step, "save": save, **fields}, plans, copied)
+        self._writing = self._thread.submit(self._write, step, save, copied)
 
     def discard(self, after: int) -> None:
         """Remove the steps after this one."""
@@ -160,26 +162,26 @@ class DirectoryStore:
     def _remove(self, step: int) -> None:
         remove_tree(set_aside(self.directory, step, f"{self._owner}.removed"))
 
-    def _write(self, folder: Path, fields: dict[str, Any], plans: list[StoragePlan], copied: list[Copies]) -> None:
+    def _write(self, step: int, save: Save, copied: list[Copies]) -> None:
         """Write this process's part and publish the step; runs on the writer thread."""
-        step, save, process, count = fields["step"], fields["save"], jax.process_index(), jax.process_count()
+        is_first = jax.process_index() == 0
         try:
-            write_part(folder, process, plans, copied)
-            if process == 0:
+            save.write_part(copied)
+            if is_first:
                 assert self._lock is not None  # `save` took it
-                publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds, self._lock.check)
+                save.publish(self._lock.check)
             else:
-                await_publication(folder, self.directory, step, save, self.seconds)
+                save.await_publication()
         except Exception as error:
             with contextlib.suppress(OSError):
-                mark_failed(folder, process)
-            if process == 0:
+                save.mark_failed()
+            if is_first:
                 with contextlib.suppress(OSError):
-                    remove_tree(folder)
+                    remove_tree(save.folder)
             existing = [step_name(s) for s in self.steps()]
             newest = f"the newest saved step is {existing[-1]}" if existing else "no other step is saved"
             raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {newest}") from error
-        if process == 0:
+        if is_first:
             self._retire(step)
 
     def _retire(self, step: int) -> None:
