@@ -187,7 +187,9 @@ class Peers:
                     self._lost(peer, how, grace=0)
 
     def _position(self) -> Position:
-        return {**self.watch.position(), "stack": self.watch.stack()}
+        """Where this process is; with the lines that it runs, if its step takes too long."""
+        at = self.watch.position()
+        return {**at, "stack": self.watch.stack()} if at["overdue"] else at
 
     def _check_step(self, now: float) -> None:
         """End the run if a step takes too long for a process, and where all have been since then shows who is late."""
