@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from . import Where
 
 WIDTH = 100
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 def bar(part: float, whole: float, width: int = 30) -> str:
@@ -41,6 +43,18 @@ def line_of(where: Where, width: int = 30) -> str:
     """
     text = str(where) if where.file else ""
     return text if len(text) <= width else "…" + text[1 - width :]
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by key, for a row each.
+
+    >>> grouped(["sum", "max", "min"], lambda word: word[0])
+    {'s': ['sum'], 'm': ['max', 'min']}
+    """
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def table(

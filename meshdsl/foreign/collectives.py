@@ -40,6 +40,13 @@ def called(eqn: Any) -> Any:
     return bodies[0] if bodies and eqn.primitive.name in _CALLS else None
 
 
+def scan_parts(eqn: Any, body: Any) -> tuple[int, int]:
+    """How many operands of a scan are the same in every trip, and how many are carried on; the others are rows."""
+    rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
+    carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
+    return len(eqn.invars) - rows - carries, carries
+
+
 def axes_of(eqn: Any) -> tuple[str, ...]:
     """The mesh axes of a collective or of `axis_index`, as the program names them."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name", ()))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,12 +88,6 @@ def _sharding(over: Over, sizes: Axes) -> Sharding:
 
 
 def _text(over: Over, sizes: Axes) -> str:
-    parts = [
-        f"axis {how} over {a!r}" if isinstance(how, int) else f"a partial sum over {a!r}"
-        for a, how in _split(over, sizes)
-    ]
+    split = [(a, how) for a, how in over.items() if how != "replicated" and sizes[a] > 1]
+    parts = (f"{f'axis {how}' if isinstance(how, int) else 'a partial sum'} over {a!r}" for a, how in split)
     return ", ".join(parts) or "whole on every device"
-
-
-def _split(over: Over, sizes: Axes) -> Iterator[tuple[str, str | int]]:
-    return ((a, how) for a, how in over.items() if how != "replicated" and sizes[a] > 1)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors.tables import line_of, table
+from ..errors.tables import grouped, line_of, table
 from ..errors.units import seconds, show_bytes
 from .constraints import Constraint
 from .findings import Finding
@@ -70,10 +70,11 @@ class JaxReport:
     def _sent(self) -> list[str]:
         if not self.collectives:
             return ["no collective"] if self.mesh else []
-        rows = dict[tuple[Any, ...], list[Sent]]()
-        for one in self.collectives:
-            key = (one.where, one.kind, one.axes, " ".join(d or "." for d in one.dims), one.trips, one.unbounded)
-            rows.setdefault(key, []).append(one)
+
+        def key(one: Sent) -> tuple[Any, ...]:
+            return one.where, one.kind, one.axes, " ".join(d or "." for d in one.dims), one.trips, one.unbounded
+
+        rows = grouped(self.collectives, key)
         shown = [
             [line_of(where), kind, " ".join(axes), dims, f"{trips:,}" + ("+" if unbounded else ""),
              show_bytes(sum(c.bytes for c in own)), _time(own)]

@@ -21,7 +21,7 @@ from jax.extend.core import Literal
 
 from .. import jax_functions
 from ..errors import NOWHERE, TraceError, Where, users_line
-from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, called, groups, positions, split_over
+from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, called, groups, positions, scan_parts, split_over
 from .primitives import host, is_float, is_narrow, results
 
 MAX_BYTES = 4_000_000_000
@@ -174,9 +174,7 @@ class Run:
 
     def scan(self, eqn: Any, ins: list[Blocks], mesh: Axes, source: Any, active: Array | None) -> list[Blocks]:
         p, (jaxpr, consts) = eqn.params, jax_functions.opened(jax_functions.inner(eqn)[0])
-        rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, jaxpr.invars, strict=True))
-        carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True))
-        fixed = len(ins) - rows - carries
+        fixed, carries = scan_parts(eqn, jaxpr)
         carry, trips, stacked = ins[fixed : fixed + carries], range(p["length"]), list[list[Blocks]]()
         self.reserve(eqn.outvars[carries:], mesh, source)
         for t in reversed(trips) if p["reverse"] else trips:

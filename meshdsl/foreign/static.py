@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from .. import jax_functions
 from ..errors import NOWHERE
 from ..jax_functions.table import JOINT, MIX, PRODUCTS, SUM, TABLE, equation
-from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, called, split_over
+from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, called, scan_parts, split_over
 from .constraints import Constraint, constraint, over_of, target
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation
 from .findings import Finding
@@ -192,9 +192,7 @@ class Static:
 
     def scan(self, eqn: Any, ins: list[Followed], mesh: Axes, source: Any) -> list[Followed]:
         body = jax_functions.opened(jax_functions.inner(eqn)[0])[0]
-        rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
-        carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
-        fixed = len(ins) - rows - carries
+        fixed, carries = scan_parts(eqn, body)
         row, carry = [shifted(s, -1) for s in ins[fixed + carries :]], ins[fixed : fixed + carries]
         self.quiet += 1
         while True:  # each trip makes a carry no more known, so this ends
@@ -216,7 +214,7 @@ class Static:
             partial = how in (PARTIAL, EXTREME)
             if name in SUMS and how == REPLICATED and scale is not None and not state.zero:
                 scale, made = scale * mesh[a], source
-            elif name in NEEDED and (isinstance(how, int) or (partial and how != NEEDED[name])):
+            elif _reduces_others(name, how):
                 what = "adds" if name in SUMS else "takes the extreme of"
                 self.wrong(eqn, source, f"{what} {how_of(how)} over {a!r}", (a,), state)
             over[a] = moved(eqn, how)
@@ -282,6 +280,11 @@ class Static:
             elif len(ins) == 1:
                 self.wrong(eqn, source, f"an operand is {shown} times what one device computes", (), worst)
         return None
+
+
+def _reduces_others(name: str, how: str | int) -> bool:
+    """True if a reduction gets blocks, or terms of another kind than it reduces."""
+    return name in NEEDED and (isinstance(how, int) or (how in (PARTIAL, EXTREME) and how != NEEDED[name]))
 
 
 def _pair(jaxpr: Any, one: Any, twins: dict[int, Any]) -> None:

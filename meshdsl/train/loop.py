@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from .iterators import position_of
 from .parts import check_average, check_microbatches, joined
 from .peers import digests, versions
 from .reader import NonFiniteLoss, Record, Recorder, finite
-from .state import Keeping, Resumed, State, closing
+from .state import Keeping, State, closing
 from .step import initialised, key_of, needs_key, stages, state_of, stored
 from .stop import Stop, Stopped
 from .tokens import TokenFiles
@@ -66,59 +66,21 @@ def train(
     """
     _check(workload, steps, batches, non_finite)
     batches = data_for(workload, seed) if batches is None else batches
-    mesh, layout = plan.mesh, plan.layout
-    run, types = stages(workload, plan, guard=True)
-    program = run.program(*types)  # raises all errors of the layout before parameters are created
-    specs = workload.inputs(workload.config)
-    targets = targets_of(workload.loss(workload.config), types[0], specs, *types[3:])
-    if isinstance(batches, TokenFiles) and "targets" in targets:
-        batches.check(targets["targets"].classes.size)
-    stop, watch = stop or Stop(), watch or Watch()
-    watch.program = program
     with closing(keep):
+        run = _Run(
+            workload, plan, steps, seed, batches, eval_every, eval_batches, keep, stop or Stop(), watch or Watch()
+        )
         started = time.perf_counter()
-        description = described(batches)
-        tree_specs = {"params": types[0], "state": types[1]}
-        compared = {"rows": _rows(specs), "optimizer": name_of(workload.optimizer(workload.config))}
-        compared["versions"] = versions()
-        stored_as = stored(program, layout, types)
-        restored = keep and keep.restore(
-            tree_specs, program, seed, batches, description,
-            init=lambda params: state_of(workload, mesh, stored_as, params),
-            optimizer_changed=optimizer_changed, **compared,
-        )  # fmt: skip
+        restored = run.restored(optimizer_changed=optimizer_changed)
         if keep and not (restored and restored[0].saved >= steps):
             keep.checkpoints.claim()  # fails now instead of at the first save, if the directory is locked or read-only
-        key = md.random.key(seed)
-        state = restored[0] if restored else State(initialised(workload, mesh, stored_as, key))
-        yield _start(workload, plan, seed, types[0], description)
+        run.begin(restored and restored[0], non_finite, max_skips, peak_seconds)
+        yield run.start()
+        first_step = run.state.step
         if restored:
-            yield _resume(restored, steps)
-        loop = _Loop(
-            workload=workload,
-            plan=plan,
-            state=state,
-            steps=steps,
-            seed=seed,
-            batches=batches,
-            specs=specs,
-            targets=targets,
-            description=description,
-            compared=compared,
-            run=run,
-            evaluate_step=md.compile(workload.eval_step(join=True), mesh, layout),
-            keys=_Keys(key) if key_of(workload) else None,
-            eval_key=(key,) if needs_key(workload) else (),  # an optional key is not passed: no dropout
-            eval_every=eval_every,
-            eval_batches=eval_batches,
-            keep=keep,
-            stop=stop,
-            watch=watch,
-            reader=Recorder(state, steps, tokens_of(specs), non_finite, max_skips, peak_seconds),
-        )
-        first_step = state.step
-        yield from loop.all_steps(resumed=restored is not None)
-        yield _end(state, loop.reader, steps - first_step, time.perf_counter() - started, batches)
+            yield {"event": "resume", "step": first_step, **restored[1], "steps_left": max(steps - first_step, 0)}
+        yield from run.all_steps(resumed=restored is not None)
+        yield _end(run.state, run.reader, steps - first_step, time.perf_counter() - started, batches)
 
 
 def _check(workload: Any, steps: Any, batches: Any, non_finite: str) -> None:
@@ -139,31 +101,66 @@ def _check(workload: Any, steps: Any, batches: Any, non_finite: str) -> None:
 
 
 @dataclass
-class _Loop:
-    """The run of one process: what every step needs."""
+class _Run:
+    """The run of one process."""
 
     workload: md.Workload
     plan: md.Plan
-    state: State
     steps: int
     seed: int
     batches: Batches
-    specs: Mapping[str, Any]
-    targets: Mapping[str, md.nn.losses.Targets]
-    description: Mapping[str, Any] | None
-    compared: Mapping[str, Any]  # more values to store with every checkpoint
-    run: Callable[..., Any]
-    evaluate_step: Callable[..., Any]
-    keys: _Keys | None
-    eval_key: tuple[md.Tensor, ...]
     eval_every: int
     eval_batches: int
     keep: Keeping | None
     stop: Stop
     watch: Watch
-    reader: Recorder
     save_due: bool = False
     averaged: list[str] | None = None  # plain metrics that could not be checked; None before the first evaluation
+
+    def __post_init__(self) -> None:
+        workload, plan = self.workload, self.plan
+        self.train_step, self.types = stages(workload, plan, guard=True)
+        self.watch.program = self.program = self.train_step.program(*self.types)  # raises all errors of the layout
+        self.specs = workload.inputs(workload.config)
+        self.targets = targets_of(workload.loss(workload.config), self.types[0], self.specs, *self.types[3:])
+        if isinstance(self.batches, TokenFiles) and "targets" in self.targets:
+            self.batches.check(self.targets["targets"].classes.size)
+        self.description = described(self.batches)
+        optimizer = name_of(workload.optimizer(workload.config))
+        # more values to store with every checkpoint
+        self.compared = {"rows": _rows(self.specs), "optimizer": optimizer, "versions": versions()}
+        self.stored_as = stored(self.program, plan.layout, self.types)
+        self.evaluate_step = md.compile(workload.eval_step(join=True), plan.mesh, plan.layout)
+        key = md.random.key(self.seed)
+        self.keys = _Keys(key) if key_of(workload) else None
+        self.eval_key = (key,) if needs_key(workload) else ()  # an optional key is not passed: no dropout
+
+    def restored(self, *, optimizer_changed: bool) -> tuple[State, Record] | None:
+        """The state of the checkpoint from which this run goes on, and what to record of it; None for a new run."""
+        return self.keep and self.keep.restore(
+            {"params": self.types[0], "state": self.types[1]}, self.program, self.seed, self.batches,
+            self.description, init=lambda params: state_of(self.workload, self.plan.mesh, self.stored_as, params),
+            optimizer_changed=optimizer_changed, **self.compared,
+        )  # fmt: skip
+
+    def begin(self, restored: State | None, *reading: Any) -> None:
+        """Take the restored state, or make a new one; `reading` are the last arguments of the `Recorder`."""
+        key = md.random.key(self.seed)
+        self.state = restored or State(initialised(self.workload, self.plan.mesh, self.stored_as, key))
+        self.reader = Recorder(self.state, self.steps, tokens_of(self.specs), *reading)
+
+    def start(self) -> Record:
+        """The record of the start."""
+        return {
+            "event": "start",
+            "workload": self.workload.name,
+            "mesh": str(self.plan.mesh),
+            "layout": str(self.plan.layout),
+            "seed": self.seed,
+            "config": as_json(dataclasses.asdict(self.workload.config)),
+            "parameters": sum(math.prod(d.size for d in p.dims) for p in self.types[0].values()),
+            "data": self.description or {"kind": "given"},
+        }
 
     def all_steps(self, *, resumed: bool) -> Iterator[Record]:
         """The records of all remaining steps, and of the saves and evaluations between and after them."""
@@ -212,7 +209,7 @@ class _Loop:
             self.check_microbatches({name: np.asarray(arrays[name], spec.dtype) for name, spec in self.specs.items()})
         step_key = (self.keys.at(step),) if self.keys else ()
         began = time.perf_counter() if self.reader.compile_seconds is None else 0.0
-        params, slots, metrics = self.run(state.tree["params"], state.tree["state"], batch, *step_key)
+        params, slots, metrics = self.train_step(state.tree["params"], state.tree["state"], batch, *step_key)
         if self.reader.compile_seconds is None:  # a call returns once the step is compiled and started
             self.reader.compile_seconds = time.perf_counter() - began
         state.tree, state.step = {"params": params, "state": slots}, step
@@ -304,31 +301,6 @@ class _Keys:
             keys = md.random.fold_in(self.key, md.tensor(steps, "step"))
             self.first, self.rows = step, list(keys.array)  # on the device, because sending each costs 0.08 ms
         return md.tensor(self.rows[step - self.first], self.key.dims)
-
-
-def _start(workload: md.Workload, plan: md.Plan, seed: int, params: Mapping[str, Any], data: Any) -> Record:
-    return {
-        "event": "start",
-        "workload": workload.name,
-        "mesh": str(plan.mesh),
-        "layout": str(plan.layout),
-        "seed": seed,
-        "config": as_json(dataclasses.asdict(workload.config)),
-        "parameters": sum(math.prod(d.size for d in p.dims) for p in params.values()),
-        "data": data or {"kind": "given"},
-    }
-
-
-def _resume(restored: Resumed, steps: int) -> Record:
-    step = restored.state.step
-    return {
-        "event": "resume",
-        "step": step,
-        "from": restored.source,
-        "changed": restored.changed,
-        "optimizer_state": restored.optimizer_state,
-        "steps_left": max(steps - step, 0),
-    }
 
 
 def _end(state: State, reader: Recorder, steps_done: int, seconds: float, batches: Batches) -> Record:

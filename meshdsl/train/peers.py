@@ -20,15 +20,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from ..errors import MeshdslError
+from .checkpoint import processes
 from .checkpoint.digest import block_sums
 from .watch import LEFT, POLL, Position, Watch
 
@@ -53,7 +53,6 @@ class _Peer:
     done: bool = False
     text: bytes = b""
     at: Position | None = None  # where it is
-    answer: Position | None = None  # where it said to be when it was asked
 
     def send(self, message: Message) -> None:
         """Send a message, unless the process is gone, which reading notices."""
@@ -72,15 +71,6 @@ class _Peer:
         return [json.loads(line) for line in lines]
 
 
-@dataclass
-class _Question:
-    """The answers of the processes to one question, until all have answered."""
-
-    said: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    answered: threading.Event = field(default_factory=threading.Event)
-    differences: str = ""
-
-
 class Peers:
     """This process and the others of its run, as a context manager around the run.
 
@@ -90,11 +80,10 @@ class Peers:
 
     def __init__(self, say: Callable[[str], object], watch: Watch, host: str | None = None, silence: float = SILENCE):
         self.number, self.count, self.silence, self._say = jax.process_index(), jax.process_count(), silence, say
-        self.watch, self._asked = watch, 0.0  # when all were asked where they are; 0: they were not
+        self.watch, self._on_time = watch, time.monotonic()  # when no step took too long, the last time
         self.saved: int | None = None
         self._lock = threading.Lock()
         self._ending, self._gone, self._alone = threading.Event(), threading.Event(), threading.Event()
-        self._questions: dict[str, _Question] = {}
         self._selector = selectors.DefaultSelector()
         self._peers = self._accepted(host) if self.number == 0 else [self._connected()]
         for peer in self._peers:
@@ -106,7 +95,7 @@ class Peers:
         with socket.create_server(("", 0), backlog=self.count) as server:
             token = secrets.token_hex(8)
             hello = {"at": host or socket.gethostname(), "port": server.getsockname()[1], "token": token}
-            _from_first(hello)
+            processes.gathered(json.dumps(hello).encode())
             server.settimeout(CONNECT)
             found: dict[int, _Peer] = {}
             while len(found) < self.count - 1:
@@ -124,7 +113,7 @@ class Peers:
             return list(found.values())
 
     def _connected(self) -> _Peer:
-        hello = _from_first(None)
+        hello = json.loads(processes.gathered(b"")[0])
         try:
             connection = socket.create_connection((hello["at"], hello["port"]), CONNECT)
         except OSError as error:
@@ -164,35 +153,12 @@ class Peers:
     def agree(self, about: str, values: Mapping[str, Any], way_out: str = SAME_START) -> None:
         """Wait until all processes have said the same; raises `PeersDifferError` with the values that differ.
 
-        `about` is of this call alone. Names that only some processes have, such as parts of a tensor that others do not
-        store, are not compared.
+        All make the same calls; a process that does not is noticed by its silence, or its end. Names that only some
+        have, such as parts of a tensor that others do not store, are not compared.
         """
-        with self._lock:
-            question = self._questions.setdefault(about, _Question())
-        values = json.loads(json.dumps(values, default=str))
-        if self.number:
-            self._tell({"about": about, "values": values})
-        else:
-            self._take(about, 0, values)
-        question.answered.wait()  # a process that never answers is noticed by its silence, or its end
-        with self._lock:
-            del self._questions[about]
-        if question.differences:
-            raise PeersDifferError(
-                f"the processes of this run differ in {about}\n  {question.differences}\n  {way_out}"
-            )
-
-    def _take(self, about: str, number: int, values: Mapping[str, Any]) -> None:
-        """Note what a process says about a subject; once all have, answer."""
-        with self._lock:
-            question = self._questions.setdefault(about, _Question())
-            question.said[number] = values
-            complete = len(question.said) == self.count
-        if complete:
-            differences = "\n  ".join(differences_of(question.said))
-            self._tell({"about": about, "differences": differences})
-            question.differences = differences
-            question.answered.set()
+        said = processes.gathered(json.dumps(values, default=str).encode())
+        if differences := [*differences_of({n: json.loads(text) for n, text in enumerate(said)})]:
+            raise PeersDifferError("\n  ".join([f"the processes of this run differ in {about}", *differences, way_out]))
 
     def _tell(self, message: Message) -> None:
         with self._lock:
@@ -209,7 +175,7 @@ class Peers:
                 self._alone.set()
             now = time.monotonic()
             if now - beat >= BEAT:
-                self._tell({"at": self.watch.position()})
+                self._tell({"at": self._position()})
                 beat = now
             if self.number == 0:
                 self._check_step(now)
@@ -220,30 +186,22 @@ class Peers:
                     how += f"\n  last, it {peer.at['what']}" if peer.at else ""
                     self._lost(peer, how, grace=0)
 
-    def _check_step(self, now: float) -> None:
-        """If a step takes too long for a process, ask all where they are, and end the run if one is late."""
-        own = self.watch.position()
-        if not any(at["overdue"] for at in (own, *(peer.at for peer in self._peers if peer.at))):
-            self._asked = 0.0
-        elif not self._asked:
-            self._asked = now
-            for peer in self._peers:
-                peer.answer = None
-            self._tell({"where": True})
-        elif now - self._asked > GRACE or all(peer.answer for peer in self._peers):
-            self._asked = 0.0
-            self._leave_if_late(own)
+    def _position(self) -> Position:
+        """Where this process is; with the lines that it runs, if its step takes too long."""
+        at = self.watch.position()
+        return {**at, "stack": self.watch.stack()} if at["overdue"] else at
 
-    def _leave_if_late(self, own: dict[str, Any]) -> None:
-        """End the run if the answers of the processes, or where they last were, show that one is late."""
-        positions = {0: {**own, "stack": self.watch.stack()}}
-        for peer in self._peers:
-            if at := peer.answer or (peer.at and {**peer.at, "silent": True}):
-                positions[peer.number] = at
-        if text := self.watch.report(positions):
+    def _check_step(self, now: float) -> None:
+        """End the run if a step takes too long for a process, and where all have been since then shows who is late."""
+        silent = [peer for peer in self._peers if now - peer.heard > GRACE]
+        others = {peer.number: {**peer.at, "silent": peer in silent} for peer in self._peers if peer.at}
+        positions = {0: self._position(), **others}
+        if not any(at["overdue"] for at in positions.values()):
+            self._on_time = now
+        elif now - self._on_time > GRACE and (text := self.watch.report(positions)):
             self._tell({"leave": text, "grace": 0})
-            for peer in self._peers:
-                if not peer.answer and not peer.done:  # it is not waited for
+            for peer in silent:
+                if not peer.done:  # it is not waited for
                     self._selector.unregister(peer.socket)
             self._leave(text, grace=0)
 
@@ -258,20 +216,10 @@ class Peers:
         for message in messages:
             if "leave" in message:
                 self._leave(message["leave"], message.get("grace", GRACE))
-            elif "where" in message:
-                self._tell({"answer": {**self.watch.position(), "stack": self.watch.stack()}})
-            elif "answer" in message:
-                peer.answer = message["answer"]
             elif "at" in message:
                 peer.at = message["at"]
             elif "ended" in message:
                 self._lost(peer, f"ended: {message['ended']}")
-            elif "values" in message:
-                self._take(message["about"], peer.number, message["values"])
-            elif "about" in message:
-                question = self._questions[message["about"]]
-                question.differences = message["differences"]
-                question.answered.set()
             peer.done = peer.done or "done" in message
 
     def _lost(self, peer: _Peer, how: str, grace: float = GRACE) -> None:
@@ -317,12 +265,6 @@ def first_line(connection: socket.socket) -> bytes:
     while len(line) < 1000 and not line.endswith(b"\n") and (byte := connection.recv(1)):
         line += byte
     return line
-
-
-def _from_first(message: Message | None) -> Message:
-    """The message that process 0 passes, in every process."""
-    text = np.frombuffer(json.dumps(message).encode().ljust(256), np.uint8)
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(text)).tobytes())
 
 
 def differences_of(said: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:

@@ -58,25 +58,24 @@ class Progress:
         columns = shutil.get_terminal_size().columns
         room = min(30, columns - len(self.label) - len(tail) - 4)
         bar = f" {_bar(done, self.total, room)}" if room >= 5 else ""
-        self.stream.write(f"\r\x1b[K{f'{self.label}{bar}{tail}'[: columns - 1]}")
-        self.stream.flush()
-        self.visible = True
+        self._draw(f"{self.label}{bar}{tail}"[: columns - 1])
 
     def note(self, text: str) -> None:
         """Show what is going on before the first step: at once."""
         if self.animated:
-            self.stream.write(f"\r\x1b[K{self.label} {text}"[: shutil.get_terminal_size().columns - 1])
-            self.stream.flush()
-            self.visible = True
+            self._draw(f"{self.label} {text}"[: shutil.get_terminal_size().columns - 1])
         else:
             print(f"{self.label} 0/{self.total}  {text}", file=self.stream, flush=True)
 
     def clear(self) -> None:
         """Erase the bar, so that other lines can be printed; the next update draws it again."""
         if self.visible:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
+            self._draw("")
         self.visible, self.shown_at = False, self.shown_at - (_REDRAW_SECONDS if self.animated else 0)
+
+    def _draw(self, line: str) -> None:
+        print(f"\r\x1b[K{line}", end="", file=self.stream, flush=True)
+        self.visible = True
 
     def _left(self, done: int, seconds: float) -> str:
         if not 0 < done < self.total:

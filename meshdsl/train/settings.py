@@ -149,17 +149,9 @@ def _build(source: str, workload: md.Workload, values: Mapping[str, Any], settin
     for key, value in values.items():
         if key in ("plan", "checkpoints.directory", "checkpoints.resume", "train.machine") and value == "":
             raise UsageError(f"{key} must not be empty")
-    data = _replace(Reading(), "data.", values)
-    return Settings(
-        source,
-        with_data(_configured(workload, values, settings), data),
-        values.get("mesh"),
-        values.get("layout"),
-        values.get("plan"),
-        _replace(Training(), "train.", {**_of_plan(plan_of_file(values.get("plan"))), **values}),
-        _replace(Saving(), "checkpoints.", values),
-        data,
-    )
+    values = {**_of_plan(plan_of_file(values.get("plan"))), **values}
+    found = _replace(Settings(source, _configured(workload, values, settings)), "", values)
+    return dataclasses.replace(found, workload=with_data(found.workload, found.data))
 
 
 def with_data(workload: md.Workload, data: Reading) -> md.Workload:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -105,8 +105,10 @@ class Keeping:
         init: Callable[[Any], Any] | None = None,
         optimizer_changed: bool = False,
         **more: Any,
-    ) -> Resumed | None:
-        """The restored run; None for a new run. `more` are the values that `save` stored, in this run.
+    ) -> tuple[State, dict[str, Any]] | None:
+        """The restored state, and for the record of the resumption its directory, and what changed since it was saved.
+
+        None for a new run. `more` are the values that `save` stored, in this run.
 
         With `optimizer_changed`, optimizer state that `like` lacks is dropped, and `init(params)` makes what the
         checkpoint lacks. Raises `UsageError` if the checkpoint does not match the run, and `CheckpointError` if no
@@ -150,7 +152,8 @@ class Keeping:
             *_differences("versions", before.get("versions"), more.get("versions")),
             *([str(changes_of_state)] if changes_of_state.any else []),
         ]
-        return Resumed(state, f"{source.directory}", changes, changes_of_state.to_dict())
+        kept = changes_of_state.to_dict()
+        return state, {"from": f"{source.directory}", "changed": changes, "optimizer_state": kept}
 
     def _check_own_steps(self, source: md.Checkpoints, step: int) -> None:
         """Raises `UsageError` if the run's own directory has steps that this run would not continue."""
@@ -227,15 +230,6 @@ class Keeping:
         if os.path.exists(own.directory) and os.path.samefile(folder, own.directory):
             return own, step
         return md.Checkpoints(folder, report=own.report), step
-
-
-class Resumed(NamedTuple):
-    """A restored run: its state, its directory, and what changed since it was saved (settings, data, optimizer)."""
-
-    state: State
-    source: str
-    changed: list[str]
-    optimizer_state: dict[str, list[str]]
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,10 @@ def failures(folder: Path) -> None:
 
     real = write.write_durably
 
-    def full(name: str, folder: int, fill: Any) -> None:
-        if me == 1 and name == "part-00001.bin":
+    def full(path: Path, parts: Any) -> None:
+        if me == 1 and path.name == "part-00001.bin":
             raise OSError(28, "No space left on device")
-        real(name, folder, fill)
+        real(path, parts)
 
     write.write_durably = full
     checkpoints.save(3, tree)

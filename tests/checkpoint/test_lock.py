@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.train.checkpoint import lock
+from meshdsl.train.checkpoint import heartbeat, lock
 
 from .holders import TREE, has_namespaces, held_in_another_namespace, holder
 
@@ -24,15 +24,15 @@ from .holders import TREE, has_namespaces, held_in_another_namespace, holder
 def other_machine(folder: Path, seconds_ago: float, **fields: Any) -> Path:
     """The lock of a writer on another machine, whose last heartbeat was so long ago."""
     path = folder / "lock"
-    path.write_text(json.dumps({**lock.own_record(), "boot": "another", "owner": "theirs", **fields}))
+    path.write_text(json.dumps({**heartbeat.own_record(), "boot": "another", "owner": "theirs", **fields}))
     os.utime(path, (time.time() - seconds_ago, time.time() - seconds_ago))
     return path
 
 
 @contextlib.contextmanager
 def fast(monkeypatch: pytest.MonkeyPatch, silent: float = 0.3, beat: float = 0.05) -> Any:
-    monkeypatch.setattr(lock, "SILENT_SECONDS", silent)
-    monkeypatch.setattr(lock, "BEAT_SECONDS", beat)
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", silent)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", beat)
     yield
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.train.checkpoint.files import open_root, remove_tree
+from meshdsl.train.checkpoint.files import remove_tree
 
 from .links import content, outside, random_links
 
@@ -103,9 +103,8 @@ def test_remove_tree_never_follows_links(tmp_path: Path):
     (tree / "folder").symlink_to(there)
     (tree / "file").symlink_to(there / "part-00000.bin")
     (tmp_path / "link").symlink_to(there)
-    with open_root(tmp_path) as root:
-        remove_tree("tree", root)
-        remove_tree("link", root)
+    remove_tree(tree)
+    remove_tree(tmp_path / "link")
     assert not tree.exists() and not (tmp_path / "link").is_symlink() and len(content(there)) == 2
 
 

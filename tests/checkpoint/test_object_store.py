@@ -14,7 +14,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.train import Keeping, train
-from meshdsl.train.checkpoint import owner
+from meshdsl.train.checkpoint import heartbeat
 from tests.checkpoint.flips import flips
 from tests.cli.running import here
 from tests.train.tiny import tiny
@@ -99,8 +99,8 @@ def test_the_newest_step_is_missed(tmp_path: Path):
 def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     url, tree = f"file://{tmp_path}/run", {"w": md.full("io:4", 1.0)}
     file, unfinished = tmp_path / "run" / "owner", tmp_path / "run" / "step-00000002.orbax-checkpoint-tmp"
-    monkeypatch.setattr(owner, "SILENT_SECONDS", 0.3)
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
     said: list[str] = []
     second = md.Checkpoints(url, take_over=True, report=said.append)
     with md.Checkpoints(url) as first:

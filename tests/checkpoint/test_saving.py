@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.train.checkpoint import restore, store
+from meshdsl.train.checkpoint import store
 from meshdsl.train.checkpoint.directory import unfinished
 
 
@@ -41,13 +41,13 @@ def test_save_keeps_the_newest_steps(tmp_path: Path):
 def test_save_returns_after_the_host_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The disk is slow here; the step goes on, a second save waits or is refused, and says which."""
     go = threading.Event()
-    publish = store.publish
+    publish = store.Save.publish
 
     def slow(*args: Any) -> None:
         assert go.wait(30)
         publish(*args)
 
-    monkeypatch.setattr(store, "publish", slow)
+    monkeypatch.setattr(store.Save, "publish", slow)
     with md.Checkpoints(tmp_path) as checkpoints:
         began = time.perf_counter()
         assert checkpoints.save(1, x(1))
@@ -200,16 +200,16 @@ def test_restore_finds_a_step_saved_meanwhile(tmp_path: Path, monkeypatch: pytes
     with md.Checkpoints(tmp_path, keep=1) as writer:
         writer.save(1, x(1))
         writer.wait()
-        really, done = restore.restore_step, list[int]()
+        really, done = store.DirectoryStore.open, list[int]()
 
-        def slow(where: Any, step: int, wanted: Any) -> Any:
+        def slow(where: Any, step: int) -> Any:
             if not done:
                 done.append(step)
                 writer.save(2, x(2))
                 writer.wait()  # step 1 is removed now
-            return really(where, step, wanted)
+            return really(where, step)
 
-        monkeypatch.setattr(restore, "restore_step", slow)
+        monkeypatch.setattr(store.DirectoryStore, "open", slow)
         assert value(md.Checkpoints(tmp_path, report=lambda line: None).restore()) == 2
 
 

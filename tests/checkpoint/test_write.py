@@ -114,7 +114,7 @@ def test_close_raises_the_save_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def broken(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "publish", broken)
+    monkeypatch.setattr(store.Save, "publish", broken)
     checkpoints = md.Checkpoints(tmp_path)
     checkpoints.save(1, x())
     with pytest.raises(md.SaveError, match=r"step-00000001 was not saved in .*No space left on device"):

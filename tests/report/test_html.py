@@ -7,7 +7,9 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tomllib
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
@@ -146,3 +148,13 @@ def test_bars_are_as_long_as_their_parts():
 
 def test_no_colour_is_written_into_a_drawing():
     assert all("#" not in drawn and "fill=" not in drawn for _, drawn in drawings())
+
+
+def test_files_that_are_not_python_are_package_data():
+    root = Path(md.__file__).parent
+    project = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    packaged = {
+        file for pattern in project["tool"]["setuptools"]["package-data"]["meshdsl"] for file in root.glob(pattern)
+    }
+    others = {file for file in root.rglob("*.*") if file.suffix not in (".py", ".pyc")}
+    assert others <= packaged, sorted(map(str, others - packaged))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import meshdsl as md
 from meshdsl.train import load, train
+from meshdsl.train.checkpoint.arguments import flat
 from meshdsl.train.checkpoint.digest import sums
-from meshdsl.train.checkpoint.trees import flat
 from meshdsl.train.peers import digests
 
 EVERY = 100  # steps between saves, as by default

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ...errors.tables import cut, line_of
+from ...errors.tables import cut, grouped, line_of
 from ...errors.units import number, percent, seconds, show_bytes
 from ..fusion import Kernel
 from ..lanes import COMPUTE, Event
@@ -205,9 +205,7 @@ def lanes(report: Report, longest: float) -> str:
     not drawn.
     """
     events = [event for event in report.timeline.events if event.seconds > 0]
-    by_lane: dict[str, list[Event]] = {COMPUTE: []}
-    for event in events:
-        by_lane.setdefault(event.lane, []).append(event)
+    by_lane = {COMPUTE: [], **grouped(events, lambda event: event.lane)}
     computed = {name: t for name, t in report.parts.items() if name != PARTS[-1]}
     labels = {
         lane: (cut(lane, 30), _longest(computed if lane == COMPUTE else _by_kind(held)))

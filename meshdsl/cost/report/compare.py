@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import Where
 from ...errors.markup import page_part
-from ...errors.tables import line_of, table, wrapped
+from ...errors.tables import grouped, line_of, table, wrapped
 from ...errors.units import number, percent, seconds, show_bytes
 from ..comm_groups import dims_of
 from ..timeline import Cost
@@ -227,14 +227,14 @@ class LayoutDiff:
 
 def sendings(report: Report) -> list[Sending]:
     """The collectives of a report in program order; equal ones of one line of the model are combined."""
-    groups: dict[tuple[Any, ...], list[Cost]] = {}
-    for cost in report.sends:
+
+    def key(cost: Cost) -> tuple[Any, ...]:
         line, record = cost.line, cost.line.record
-        key = (line.where, line.backward, record.kind, record.axes, dims_of(line), str(line.cause), record.bytes)
-        groups.setdefault(key, []).append(cost)
+        return line.where, line.backward, record.kind, record.axes, dims_of(line), str(line.cause), record.bytes
+
     return [
-        Sending(*key, count=sum(cost.line.trips for cost in costs), exposed=sum(cost.exposed for cost in costs))
-        for key, costs in groups.items()
+        Sending(*same, count=sum(cost.line.trips for cost in costs), exposed=sum(cost.exposed for cost in costs))
+        for same, costs in grouped(report.sends, key).items()
     ]
 
 
@@ -254,9 +254,7 @@ def changes(before: Report, after: Report) -> list[LayoutDiff]:
         lambda s: (s.where, s.backward),
     ]
     for key in rules:
-        waiting: dict[Hashable, list[Sending]] = {}
-        for sending in new_sendings:
-            waiting.setdefault(key(sending), []).append(sending)
+        waiting = grouped(new_sendings, key)
         unmatched: list[Sending] = []
         for sending in old_sendings:
             partners = waiting.get(key(sending))

@@ -7,7 +7,7 @@ reason.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -308,7 +308,7 @@ def layout_edits(
     edits: list[LayoutEdit] = []
     for done, (dim, after) in enumerate(candidates):
         progress(done, len(candidates))
-        changed = Layout({**rules, dim: after} if after else _without(rules, dim), overrides=layout.overrides)
+        changed = Layout({d: axes for d, axes in {**rules, dim: after}.items() if axes}, overrides=layout.overrides)
         try:
             other, reason = recost(changed), ""
         except LayoutError as error:
@@ -316,10 +316,6 @@ def layout_edits(
         edits.append(LayoutEdit(dim, rules.get(dim, ()), after, report, other, reason))
     progress(len(candidates), len(candidates))
     return sorted(edits, key=lambda edit: edit.rank)
-
-
-def _without(rules: Mapping[str, Axes], dim: str) -> dict[str, Axes]:
-    return {name: axes for name, axes in rules.items() if name != dim}
 
 
 def edits_text(edits: Sequence[LayoutEdit], top: int = 12) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...errors.tables import line_of
 from ...errors.units import number, percent, seconds, show_bytes
@@ -21,46 +22,18 @@ from .compare import compare
 from .report import Report
 from .svg import element
 
-STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1b2430; --soft: #5b6675; --rule: #e3e7ec; --panel: #f7f8fa;
-  --part-0: #2f6db3; --part-1: #1f7d86; --part-2: #66737f; --part-3: #bd5615; --hidden: #f3cfae; --accent: #b3261e;
-  --held-0: #2f6db3; --held-1: #7a5aa8; --held-2: #8b98a5; --held-3: #4f9d69; --held-4: #e0a53a; --held-5: #6fb1d8;
-  --held-6: #e07b39; --forward: #c9d3dd; --backward: #7d8a98; }
-@media (prefers-color-scheme: dark) { :root { --ground: #14181e; --ink: #e4e9ef; --soft: #9aa6b4; --rule: #2b323c;
-  --panel: #1b2028; --part-0: #3a76bc; --part-1: #1f7d86; --part-2: #66737f; --part-3: #b95a1c; --hidden: #6e4a30;
-  --accent: #ff8a80; --held-0: #5b9be0; --held-1: #a788d6; --held-2: #7d8996; --held-3: #6cbd88; --held-4: #d9a441;
-  --held-5: #3f7fa6; --held-6: #e98a4b; --forward: #3a444f; --backward: #77848f; } }
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 28px 24px 48px; max-width: 1220px; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif }
-h1 { font-size: 22px; margin: 0 0 2px } h2 { font-size: 16px; margin: 34px 0 2px } 
-h3 { font-size: 14px; margin: 14px 0 0 }
-p { margin: 2px 0 10px; color: var(--soft) }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums }
-th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule) }
-th:first-child, td:first-child { text-align: left } th { color: var(--soft); font-weight: 500 }
-tr.best td { font-weight: 600 } td.bad { color: var(--accent) }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 6px 20px }
-h1 + p + .scroll table { min-width: 100% } svg { display: block; width: 100%; height: auto; font-family: inherit }
-svg text { fill: var(--ink); font-size: 11.5px } svg .tick { fill: var(--soft); font-size: 11px }
-svg .strong { font-weight: 600 } svg .inside { fill: #fff; font-size: 11px; font-weight: 600 }
-svg .halo { paint-order: stroke; stroke: var(--ground); stroke-width: 4px }
-@media (max-width: 700px) { .wide { overflow-x: auto } .wide svg { min-width: 700px } }
-.grid { stroke: var(--rule) } .bound { stroke: var(--ink); fill: var(--ink); stroke-width: 2 }
-rect.bound { stroke: none }
-.interval { stroke: var(--soft); stroke-width: 1.4 }
-.limit, .peak { stroke: var(--accent); stroke-width: 1.3; stroke-dasharray: 5 4 }
-.roof { fill: none; stroke: var(--soft); stroke-width: 1.6 } .hidden { fill: var(--hidden) }
-.kernel-matmul { fill: var(--part-0); fill-opacity: .55; stroke: var(--part-0) }
-.kernel-vector { fill: var(--part-1); fill-opacity: .45; stroke: var(--part-1) }
-.forward { fill: var(--forward) } .backward { fill: var(--backward) }
-th { white-space: normal; vertical-align: bottom } .words { white-space: normal; min-width: 110px; text-align: left }
-details { margin-top: 10px } summary { cursor: pointer }
-pre { font: 12px/1.3 ui-monospace, "DejaVu Sans Mono", monospace;
-  background: var(--panel); padding: 12px; overflow-x: auto; border-radius: 6px }
-""" + "".join(f".part-{i} {{ fill: var(--part-{i}) }} " for i in range(4)) + "".join(
-    f".held-{i} {{ fill: var(--held-{i}) }} " for i in range(7)
-)  # fmt: skip
+
+def _resource(name: str) -> str:
+    return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+PART_RULES = [f".part-{i} {{ fill: var(--part-{i}) }} " for i in range(4)]
+HELD_RULES = [f".held-{i} {{ fill: var(--held-{i}) }} " for i in range(7)]
+STYLE = "".join([_resource("page.css"), *PART_RULES, *HELD_RULES])
+# The script has no "<" and "&": the page stays well-formed XML. A heading becomes a button, so that keys work too.
+SCRIPT, SORTED = _resource("sortable.js"), _resource("sortable.css")
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
 
 
 def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = None) -> str:
@@ -103,7 +76,7 @@ def page(reports: Mapping[str, Report], pictures: Mapping[str, str] | None = Non
         ),
         *(_by_line(name if several else "", report) for name, report in reports.items()),
         element("h2", "In full"),
-        *(_full(name, report) for name, report in reports.items()),
+        *(_closed(name, element("pre", html.escape(str(report)))) for name, report in reports.items()),
     ]
     return document(title, sections)
 
@@ -127,6 +100,11 @@ def document(title: str, sections: Sequence[str]) -> str:
 def _wide(svg: str) -> str:
     """A chart that scrolls on a narrow screen, where its text would be too small."""
     return element("div", svg, cls="wide")
+
+
+def _closed(name: str, content: str, opened: str = "") -> str:
+    """Content under a name, which a click opens or closes."""
+    return element("details", element("summary", html.escape(name)), content, open=opened)
 
 
 def _sent_section(reports: Mapping[str, Report]) -> str:
@@ -162,17 +140,14 @@ def _by_line(name: str, report: Report) -> str:
     ]
     more = element("p", f"and {len(ranked) - LINES} more lines") if len(ranked) > LINES else ""
     table = sortable(("line", "time", "of step", "FLOP", "traffic", "sent"), rows) + more
-    return element("details", element("summary", html.escape(name)), table) if name else table
+    return _closed(name, table) if name else table
 
 
 def _drawn(pictures: Mapping[str, str]) -> list[str]:
     if not pictures:
         return []
     words = "The devices that exchange, the sharding before and after, and the line that asks for it."
-    parts = [
-        element("details", element("summary", html.escape(name)), _wide(svg), open="" if len(pictures) > 1 else "open")
-        for name, svg in pictures.items()
-    ]
+    parts = [_closed(name, _wide(svg), "" if len(pictures) > 1 else "open") for name, svg in pictures.items()]
     return [element("h2", "Collectives in program order"), element("p", words), *parts]
 
 
@@ -216,42 +191,6 @@ def _figures_of(name: str, report: Report) -> list[Cell]:
         Cell(f"{number(rates.per_second, rates.unit)}/s", rates.per_second) if rates else Cell(""),
         Cell(report.constraint, cls="words"),
     ]
-
-
-def _full(name: str, report: Report) -> str:
-    return element("details", element("summary", html.escape(name)), element("pre", html.escape(str(report))))
-
-
-# no "<" and "&", so that the page stays well-formed XML; a heading becomes a button, so that keys work too
-SCRIPT = """
-for (const table of document.querySelectorAll("table.sortable")) {
-  const heads = Array.from(table.tHead.rows[0].cells), body = table.tBodies[0];
-  const key = (row, i) => row.cells[i].dataset.sort ?? row.cells[i].textContent;
-  const order = (a, b) => isNaN(a) || isNaN(b) ? String(a).localeCompare(String(b)) : a - b;
-  heads.forEach((head, i) => {
-    const button = document.createElement("button");
-    button.textContent = head.textContent;
-    head.replaceChildren(button);
-    button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const rows = Array.from(body.rows).sort((a, b) => (down ? -1 : 1) * order(key(a, i), key(b, i)));
-      body.append(...rows);
-    });
-  });
-}
-"""
-
-SORTED = """
-th button { all: unset; cursor: pointer } th button:hover { color: var(--ink) }
-th button:focus-visible { outline: 2px solid var(--part-0) }
-th[aria-sort=ascending] button::after { content: " \\25b2" }
-th[aria-sort=descending] button::after { content: " \\25bc" }
-"""
-
-_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-POLICY = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'"
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ Every figure is a sum over the ledger's lines or the memory's values; a report a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...errors.markup import page_part
+from ...errors.tables import grouped
 from ...errors.units import seconds as show_seconds
 from ...errors.units import show_bytes
 from ...layouts import Layout, Mesh
@@ -172,18 +173,16 @@ class Report:
     @cached_property
     def collectives(self) -> tuple[CommGroup, ...]:
         """Collectives grouped by dims, axes and kind, most exposed first."""
-        groups: dict[tuple[tuple[str, ...], tuple[str, ...], str], list[Cost]] = {}
-        for each in self.sends:
-            record = each.line.record
-            groups.setdefault((dims_of(each.line), record.axes, record.kind), []).append(each)
-        merged = (CommGroup(kind, axes, dims, tuple(costs)) for (dims, axes, kind), costs in groups.items())
+        groups = grouped(self.sends, lambda each: (each.line.record.kind, each.line.record.axes, dims_of(each.line)))
+        merged = (CommGroup(*key, tuple(costs)) for key, costs in groups.items())
         return tuple(sorted(merged, key=lambda group: (-group.exposed, -group.seconds)))
 
     def problems(self) -> list[str]:
         """Reasons why the program doesn't fit, with the peak's composition; empty if it fits."""
         if self.fits:
             return []
-        most = [f"{name} {show_bytes(n)}" for name, n in _largest(self.memory.by_category) if n]
+        categories = sorted(self.memory.by_category.items(), key=lambda item: -item[1])
+        most = [f"{name} {show_bytes(n)}" for name, n in categories if n]
         largest = self.memory.by_tensor[0]
         return [
             f"the layout needs {show_bytes(self.peak_bytes)} per device; only {show_bytes(self.limit)} is available\n"
@@ -258,7 +257,3 @@ class Report:
 
     def _repr_html_(self) -> str:
         return page_part(repr(self)[1:-1], str(self), self.mesh.axes)
-
-
-def _largest(sizes: Mapping[str, float]) -> Iterable[tuple[str, float]]:
-    return sorted(sizes.items(), key=lambda item: -item[1])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import Where
-from ...errors.tables import WIDTH, bar, cut, line_of, table, wrapped
+from ...errors.tables import WIDTH, bar, cut, grouped, line_of, table, wrapped
 from ...errors.units import number, percent, seconds, show_bytes
 from ...pipelines import Schedule
 from ..comm_groups import CommGroup
@@ -179,12 +179,13 @@ def sent_table(report: Report, sends: Sequence[CommGroup]) -> str:
 
 def _causes(report: Report, group: CommGroup) -> Iterator[list[object]]:
     """One row for each line of the model and cause, most exposed first, at most three; then one row for the rest."""
-    groups: dict[tuple[Where, bool, str, str], list[Cost]] = {}
-    for cost in group.costs:
+
+    def key(cost: Cost) -> tuple[Where, bool, str, str]:
         line, record = cost.line, cost.line.record
         each = show_bytes(record.bytes) + ("" if record.dtype.itemsize >= 4 else f" {_short(record.dtype)}")
-        groups.setdefault((line.where, line.backward, str(line.cause), each), []).append(cost)
-    ranked = sorted(groups.items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
+        return line.where, line.backward, str(line.cause), each
+
+    ranked = sorted(grouped(group.costs, key).items(), key=lambda item: -sum(cost.exposed for cost in item[1]))
 
     def row(costs: Sequence[Cost], cause: str, *words: object) -> list[object]:
         share = percent(sum(cost.exposed for cost in costs), report.seconds)
@@ -244,11 +245,8 @@ def memory(report: Report, top: int) -> str:
 
 def instructions(report: Report, top: int) -> str:
     """The longest computations; equal instructions of one line of the model are combined."""
-    groups: dict[tuple[str, Where, bool, str], list[Cost]] = {}
-    for cost in report.timeline.costs:
-        line = cost.line
-        if line.collective is None:
-            groups.setdefault((line.op, line.where, line.backward, _sizes(line)), []).append(cost)
+    computed = [cost for cost in report.timeline.costs if cost.line.collective is None]
+    groups = grouped(computed, lambda cost: (cost.line.op, cost.line.where, cost.line.backward, _sizes(cost.line)))
     ranked = sorted(groups.items(), key=lambda item: -sum(cost.seconds for cost in item[1]))[:top]
     rows = [
         [

@@ -16,13 +16,10 @@ def element(tag: str, *content: str, tip: str = "", **attributes: object) -> str
     >>> element("rect", tip="1 < 2", x=1.23456, width=7, cls="part-0")
     '<rect x="1.23" width="7" class="part-0"><title>1 &lt; 2</title></rect>'
     """
-    attrs = "".join(f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value != "")
+    named = {"class" if key == "cls" else key.replace("_", "-"): value for key, value in attributes.items()}
+    attrs = "".join(f' {name}="{_value(value)}"' for name, value in named.items() if value != "")
     inner = (f"<title>{html.escape(tip)}</title>" if tip else "") + "".join(content)
     return f"<{tag}{attrs}>{inner}</{tag}>"
-
-
-def _name(key: str) -> str:
-    return {"cls": "class"}.get(key, key.replace("_", "-"))
 
 
 def _value(value: object) -> str:

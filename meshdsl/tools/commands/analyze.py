@@ -9,7 +9,7 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
-from .common import command, out_file, positive, print_json, workload_of, workload_options, write
+from .common import command, options_of, out_file, positive, print_json, workload_of, workload_options, write
 from .costing import cost_options, exit_code, machine_of, pictures_of, report_for
 from .plans import given_knobs, knob_options, workload_and_plan
 
@@ -20,14 +20,11 @@ def add(commands: Any) -> None:
         commands, "analyze", run, "estimate the cost of a layout: memory, time, and every collective with its reason"
     )
     workload_options(parser)
-    parser.add_argument(
-        "--devices", type=positive, metavar="N", help="instead of a layout or a plan: the best plan of a search"
-    )
+    option = options_of(parser)
+    option("--devices N", "instead of a layout or a plan: the best plan of a search", positive)
     cost_options(parser)
     knob_options(parser)
-    parser.add_argument(
-        "--trace", type=out_file, metavar="FILE", help="write the timeline for ui.perfetto.dev or chrome://tracing"
-    )
+    option("--trace FILE", "write the timeline for ui.perfetto.dev or chrome://tracing", out_file)
 
 
 def run(options: argparse.Namespace) -> int:

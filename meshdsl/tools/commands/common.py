@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 from ...cost.report.schema import SCHEMA_VERSION, plain
-from ...errors import MeshdslError, UsageError
+from ...errors import MeshdslError, UsageError, short
 from ...errors.values import Bounds, read
 
 LARGEST = 10**15  # of any count on the command line
@@ -31,8 +31,32 @@ def command(commands: Any, name: str, run: Run, about: str, *, workload: bool = 
     parser.set_defaults(run=run, parser=parser)
     if workload:
         parser.add_argument("workload", metavar="WORKLOAD", help="a model (llama, transformer:lm) or file.py:name")
-    parser.add_argument("--json", action="store_true", help="JSON lines on stdout")
+    option = options_of(parser)
+    option("--json", "JSON lines on stdout")
     return parser
+
+
+def options_of(parser: argparse._ActionsContainer) -> Callable[..., None]:
+    """The function that adds an option to a parser or a group, written as its help shows it: `--steps N`.
+
+    The kind of its value is a function of the text, or the choices. An option without a kind and without a name for
+    its value is a flag.
+    """
+
+    def option(written: str, about: str, kind: Any = None, **more: Any) -> None:
+        words = written.replace(",", "").split()
+        flags = [word for word in words if word.startswith("--")]
+        if flags != words:
+            more["metavar"] = words[-1]
+        if callable(kind):
+            more["type"] = kind
+        elif kind is not None:
+            more["choices"] = kind
+        elif flags == words:
+            more.setdefault("action", "store_true")
+        parser.add_argument(*flags, help=about, **more)
+
+    return option
 
 
 def section(parser: argparse._ActionsContainer, title: str) -> argparse._ActionsContainer:
@@ -51,16 +75,15 @@ def workload_options(
     default_layout = "; repeat per layout (default: all named layouts)" if several else " (default: no sharding)"
     several_meshes = "; one for all layouts, or one per layout" if several else ""
     group = section(parser, "model and layout")
-    group.add_argument(
-        "--layout",
-        metavar="RULES",
-        help=f"rules such as 'batch:rows;heads:cols', or the name of a layout in the workload{default_layout}",
+    option = options_of(group)
+    option(
+        "--layout RULES",
+        f"rules such as 'batch:rows;heads:cols', or the name of a layout in the workload{default_layout}",
         **repeated,
     )
-    group.add_argument(
-        "--mesh",
-        metavar="AXES",
-        help=f"axes such as 'rows:2;cols:4'{several_meshes}{of_mesh} (default: the mesh of the named layout)",
+    option(
+        "--mesh AXES",
+        f"axes such as 'rows:2;cols:4'{several_meshes}{of_mesh} (default: the mesh of the named layout)",
         **repeated,
     )
     config_options(group, extra)
@@ -68,13 +91,13 @@ def workload_options(
 
 def config_options(parser: argparse._ActionsContainer, extra: str = "") -> None:
     """Add the options for config settings; `extra` is added to the help text of --set."""
-    parser.add_argument(
-        "--set",
+    option = options_of(parser)
+    option(
+        "--set KEY=VALUE",
+        f"set a value of the workload's config, such as d_model=512{extra}; may be repeated",
         action="append",
         default=[],
-        metavar="KEY=VALUE",
         dest="settings",
-        help=f"set a value of the workload's config, such as d_model=512{extra}; may be repeated",
     )
 
 
@@ -98,11 +121,6 @@ share = typed(Annotated[float, Bounds(0, 1)])
 cpu_devices = typed(Annotated[int, Bounds(1, MOST_DEVICES)])
 
 
-def shortened(text: str) -> str:
-    """Text of the user's for an error message: quoted, escaped, at most 60 characters."""
-    return repr(text) if len(text) <= 60 else f"{text[:57]!r}..."
-
-
 def printable(text: str) -> str:
     """Text that may come from a file, with control characters escaped; line ends are kept."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
@@ -113,11 +131,11 @@ def out_file(text: str) -> Path:
     path = Path(text)
     try:
         if path.is_dir():
-            raise argparse.ArgumentTypeError(f"{shortened(text)} is a folder; name a file in it")
+            raise argparse.ArgumentTypeError(f"{short(text)} is a folder; name a file in it")
         if not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"no folder {shortened(str(path.parent))} to write {path.name[:60]!r} in")
+            raise argparse.ArgumentTypeError(f"no folder {short(str(path.parent))} to write {path.name[:60]!r} in")
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{shortened(text)} is not a path: {reason_of(error)}") from None
+        raise argparse.ArgumentTypeError(f"{short(text)} is not a path: {reason_of(error)}") from None
     return path
 
 

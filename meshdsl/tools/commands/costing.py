@@ -14,7 +14,7 @@ import meshdsl as md
 
 from ...errors import ShapeError, UsageError
 from ...errors.values import AboveZero
-from .common import ILLEGAL_LAYOUT, OK, out_file, section, typed
+from .common import ILLEGAL_LAYOUT, OK, options_of, out_file, section, typed
 
 DEFAULT_MACHINE = "tpu-v5e"
 _AMOUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -26,27 +26,20 @@ _UNITS |= {f"{letter}i{b}": 1024.0**n for n, letter in enumerate("kmgt", 1) for 
 def machine_options(parser: argparse.ArgumentParser, *, place: bool = True) -> None:
     """Add the options for the machine, its memory, the placement of mesh axes unless a search places them, the step."""
     group = section(parser, "machine and memory")
-    group.add_argument(
-        "--machine",
-        metavar="NAME",
-        help=f"the name of a machine, or a machine file ending in .toml (default {DEFAULT_MACHINE})",
+    option = options_of(group)
+    option("--machine NAME", f"the name of a machine, or a machine file ending in .toml (default {DEFAULT_MACHINE})")
+    option(
+        "--profile FILE",
+        "measured times of kernels, from `meshdsl doctor --profile`; preferred to the machine's figures",
     )
-    group.add_argument(
-        "--profile",
-        metavar="FILE",
-        help="measured times of kernels, from `meshdsl doctor --profile`; preferred to the machine's figures",
-    )
-    group.add_argument(
-        "--memory", type=size, metavar="SIZE", help="memory limit per device, such as 16GB (default: the machine's)"
-    )
+    option("--memory SIZE", "memory limit per device, such as 16GB (default: the machine's)", size)
     if place:
-        group.add_argument(
-            "--place",
+        option(
+            "--place AXIS=WHERE",
+            "hardware axes for a mesh axis, such as cols=x or rows=node:2,gpu:4; repeat for every mesh axis "
+            "(default: the last mesh axis innermost)",
             action="append",
             default=[],
-            metavar="AXIS=WHERE",
-            help="hardware axes for a mesh axis, such as cols=x or rows=node:2,gpu:4; repeat for every mesh axis "
-            "(default: the last mesh axis innermost)",
         )
     step_options(parser)
 
@@ -54,23 +47,16 @@ def machine_options(parser: argparse.ArgumentParser, *, place: bool = True) -> N
 def cost_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a report: those of the machine, for rates and money, and for an HTML page."""
     machine_options(parser)
-    parser.add_argument(
-        "--tokens", type=amount, metavar="N", help="also show the time to N tokens or samples, such as 300e9 or 300G"
-    )
-    parser.add_argument(
-        "--price",
-        type=typed(AboveZero),
-        metavar="MONEY",
-        help="price of one device for an hour, for the money to --tokens",
-    )
+    option = options_of(parser)
+    option("--tokens N", "also show the time to N tokens or samples, such as 300e9 or 300G", amount)
+    option("--price MONEY", "price of one device for an hour, for the money to --tokens", typed(AboveZero))
     html_option(parser)
 
 
 def html_option(parser: argparse.ArgumentParser) -> None:
     """Add the option for an HTML page."""
-    parser.add_argument(
-        "--html", type=out_file, metavar="FILE", help="also write a self-contained HTML page with charts"
-    )
+    option = options_of(parser)
+    option("--html FILE", "also write a self-contained HTML page with charts", out_file)
 
 
 def amount(text: str) -> float:
@@ -89,7 +75,8 @@ def _scaled(text: str, units: Mapping[str, float], form: str) -> float:
 
 def step_options(parser: argparse.ArgumentParser) -> None:
     """Add the option that selects the evaluation step."""
-    parser.add_argument("--forward", action="store_true", help="use the evaluation step instead of the training step")
+    option = options_of(parser)
+    option("--forward", "use the evaluation step instead of the training step")
 
 
 def size(text: str) -> float:

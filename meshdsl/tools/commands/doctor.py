@@ -18,7 +18,7 @@ import meshdsl as md
 
 from ...errors import MeshdslError, UsageError
 from ...errors.installed import TESTED_JAX, check_jax
-from .common import FAILURE, OK, answer, command, out_file, version, workload_options
+from .common import FAILURE, OK, answer, command, options_of, out_file, version, workload_options
 from .costing import step_of, step_options
 from .plans import knob_options, workload_and_plan
 
@@ -27,24 +27,24 @@ def add(commands: Any) -> None:
     """Add the subcommand and its options."""
     about = "check versions and devices against those that meshdsl is tested with"
     parser = command(commands, "doctor", run, about, workload=False)
-    parser.add_argument(
-        "--profile",
-        metavar="WORKLOAD",
-        help="measure the kernels of a workload's step on this computer's devices instead, and write the file that "
+    option = options_of(parser)
+    option(
+        "--profile WORKLOAD",
+        "measure the kernels of a workload's step on this computer's devices instead, and write the file that "
         "--profile of analyze, compare and explain reads",
     )
     measured: Any = parser.add_argument_group("with --profile")
-    measured.add_argument("--quick", action="store_true", help="shorter measurements, in a third of the time")
+    option = options_of(measured)
+    option("--quick", "shorter measurements, in a third of the time")
     workload_options(measured)
     step_options(measured)
     knob_options(measured, several=("overlap",))
-    measured.add_argument("--machine", metavar="NAME", help="the machine that overlap plans are made for")
-    measured.add_argument(
-        "--out",
-        type=out_file,
+    option("--machine NAME", "the machine that overlap plans are made for")
+    option(
+        "--out FILE",
+        "the profile; one of the same device and JAX version is extended (default profile.toml)",
+        out_file,
         default=Path("profile.toml"),
-        metavar="FILE",
-        help="the profile; one of the same device and JAX version is extended (default profile.toml)",
     )
 
 

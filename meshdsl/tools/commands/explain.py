@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ...errors import UsageError
-from .common import OK, answer, command, integer, print_json, workload_options
+from .common import OK, answer, command, integer, options_of, print_json, workload_options
 from .costing import exit_code, machine_options, needs_machine, report_of, step_of
 from .plans import knob_options, workload_and_plan
 
@@ -20,21 +20,17 @@ def add(commands: Any) -> None:
     machine_options(parser)
     knob_options(parser)
     view = parser.add_mutually_exclusive_group()
-    view.add_argument("--program", action="store_true", help="print only the program")
-    view.add_argument("--graph", action="store_true", help="print only the graph, before any layout is applied")
-    view.add_argument(
-        "--collective",
-        type=_nonempty,
-        metavar="WHICH",
-        help="explain one collective, given by its number in `analyze` or its source line, such as model.py:77",
+    option = options_of(view)
+    option("--program", "print only the program")
+    option("--graph", "print only the graph, before any layout is applied")
+    option(
+        "--collective WHICH",
+        "explain one collective, given by its number in `analyze` or its source line, such as model.py:77",
+        _nonempty,
     )
-    view.add_argument(
-        "--dim", type=_nonempty, metavar="NAME", help="explain the cost of one dim, and of mapping it to other axes"
-    )
-    view.add_argument(
-        "--window", type=integer, metavar="N", help="explain one window of an overlap plan, by its number in `analyze`"
-    )
-    view.add_argument("--moves", action="store_true", help="rank every change that maps one dim to other axes")
+    option("--dim NAME", "explain the cost of one dim, and of mapping it to other axes", _nonempty)
+    option("--window N", "explain one window of an overlap plan, by its number in `analyze`", integer)
+    option("--moves", "rank every change that maps one dim to other axes")
 
 
 def _nonempty(text: str) -> str:

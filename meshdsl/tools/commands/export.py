@@ -9,7 +9,7 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
-from .common import OK, answer, command, count
+from .common import OK, answer, command, count, options_of
 from .weights import base_of_run, checkpoints_of, hub_directory, params_of_run, settings_of_run
 
 
@@ -21,15 +21,15 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "out", metavar="OUT", help="a file ending in .safetensors, a new directory for orbax, or hf:DIR"
     )
-    parser.add_argument("--model", metavar="NAME", help="for hf:DIR: the model, as in `meshdsl import`")
-    parser.add_argument("--dtype", metavar="DTYPE", help="for hf:DIR: of the tensors (default: that of the parameters)")
-    parser.add_argument(
-        "--base",
-        metavar="hf:DIR",
-        help="for hf:DIR: keep the config.json and tokenizer of this directory (default: those of `meshdsl import`)",
+    option = options_of(parser)
+    option("--model NAME", "for hf:DIR: the model, as in `meshdsl import`")
+    option("--dtype DTYPE", "for hf:DIR: of the tensors (default: that of the parameters)")
+    option(
+        "--base hf:DIR",
+        "for hf:DIR: keep the config.json and tokenizer of this directory (default: those of `meshdsl import`)",
     )
-    parser.add_argument("--step", type=count, metavar="N", help="the step (default: the newest valid one)")
-    parser.add_argument("--params-only", action="store_true", help="leave the optimizer state out")
+    option("--step N", "the step (default: the newest valid one)", count)
+    option("--params-only", "leave the optimizer state out")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,14 +54,9 @@ def run(options: argparse.Namespace) -> int:
         md.export_hugging_face(
             params_of_run(checkpoints, step, workload), workload, hub, dtype=options.dtype, base=base
         )
-        return _report(options, step)
-    prefix = "params/" if options.params_only else ""
-    export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax
-    export(checkpoints, step, options.out, prefix=prefix)
-    return _report(options, step)
-
-
-def _report(options: argparse.Namespace, step: int) -> int:
+    else:
+        export = md.export_safetensors if options.out.endswith(".safetensors") else md.export_orbax
+        export(checkpoints, step, options.out, prefix="params/" if options.params_only else "")
     record = {"command": "export", "step": step, "file": options.out, "params_only": options.params_only}
     answer(options, record, f"step {step} written to {options.out}")
     return OK

@@ -11,7 +11,7 @@ import meshdsl as md
 
 from ...errors import UsageError
 from ...errors.values import Bounds
-from .common import OK, answer, command, integer, positive, printable, say, typed
+from .common import OK, answer, command, integer, options_of, positive, printable, say, typed
 from .weights import base_of_run, checkpoints_of, hub_directory, layout_options, params_of_run, settings_of_run, started
 
 _IDS = Annotated[
@@ -24,30 +24,25 @@ def add(commands: Any) -> None:
     about = "continue prompts of text or of token ids, with the weights of a run or of a Hugging Face directory"
     parser = command(commands, "generate", run, about, workload=False)
     parser.add_argument("model", metavar="MODEL", help="llama, transformer:lm, or file.py:name")
-    parser.add_argument("--params", required=True, metavar="DIR", help="the directory of a run, or hf:DIR")
+    option = options_of(parser)
+    option("--params DIR", "the directory of a run, or hf:DIR", required=True)
     prompts = parser.add_mutually_exclusive_group(required=True)
-    prompts.add_argument("--prompt", action="append", metavar="TEXT", help="text, for --tokenizer; may be repeated")
-    prompts.add_argument(
-        "--prompt-ids",
-        action="append",
-        type=typed(_IDS),
-        metavar="IDS",
-        help="token ids such as 1,2,3; may be repeated",
+    option = options_of(prompts)
+    option("--prompt TEXT", "text, for --tokenizer; may be repeated", action="append")
+    option("--prompt-ids IDS", "token ids such as 1,2,3; may be repeated", typed(_IDS), action="append")
+    option = options_of(parser)
+    option(
+        "--tokenizer FILE",
+        "the tokenizer of --prompt (default: tokenizer.json of hf:DIR); needs the extra `tokenizers`",
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="the tokenizer of --prompt (default: tokenizer.json of hf:DIR); needs the extra `tokenizers`",
+    option("--end TOKEN", "with --prompt: stop after this token, such as '</s>'")
+    option("--tokens N", "tokens to generate (default 16)", positive, default=16)
+    option(
+        "--temperature T",
+        "sample at this temperature (default: the likeliest token)",
+        typed(Annotated[float, Bounds(0, 1e6, above=True)]),
     )
-    parser.add_argument("--end", metavar="TOKEN", help="with --prompt: stop after this token, such as '</s>'")
-    parser.add_argument("--tokens", type=positive, default=16, metavar="N", help="tokens to generate (default 16)")
-    parser.add_argument(
-        "--temperature",
-        type=typed(Annotated[float, Bounds(0, 1e6, above=True)]),
-        metavar="T",
-        help="sample at this temperature (default: the likeliest token)",
-    )
-    parser.add_argument("--seed", type=integer, metavar="N", help="seed of the samples (default 0)")
+    option("--seed N", "seed of the samples (default 0)", integer)
     layout_options(parser)
 
 

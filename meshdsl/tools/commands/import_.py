@@ -11,7 +11,7 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import UsageError
-from .common import OK, answer, command, write
+from .common import OK, answer, command, options_of, write
 from .weights import BASE, hub_directory, layout_options, started
 
 
@@ -20,14 +20,11 @@ def add(commands: Any) -> None:
     about = "read a Hugging Face directory into sharded parameters, and save them as the first step of a run"
     parser = command(commands, "import", run, about, workload=False)
     parser.add_argument("source", metavar="hf:DIR", help="a directory with config.json and safetensors files")
-    parser.add_argument("--model", required=True, metavar="NAME", help="llama, transformer:lm, or file.py:name")
-    parser.add_argument("--out", metavar="RUN", help="the checkpoint directory of the run (default: only check)")
-    parser.add_argument(
-        "--dtype", metavar="DTYPE", help='of parameters and products; "stored": that of the files (default: float32)'
-    )
-    parser.add_argument(
-        "--compute-dtype", metavar="DTYPE", help="of products (default: bfloat16, for files in 16 bits)"
-    )
+    option = options_of(parser)
+    option("--model NAME", "llama, transformer:lm, or file.py:name", required=True)
+    option("--out RUN", "the checkpoint directory of the run (default: only check)")
+    option("--dtype DTYPE", 'of parameters and products; "stored": that of the files (default: float32)')
+    option("--compute-dtype DTYPE", "of products (default: bfloat16, for files in 16 bits)")
     layout_options(parser)
 
 

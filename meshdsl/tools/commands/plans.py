@@ -11,7 +11,7 @@ import meshdsl as md
 
 from ...errors import UsageError
 from ...overlap.values import MODES, STEPS
-from .common import positive, section, workload_of
+from .common import options_of, positive, section, workload_of
 
 UPDATES = ("replicated", "sharded", "auto")
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
@@ -21,74 +21,64 @@ AGAIN = "; may be repeated"
 def knob_options(parser: argparse.ArgumentParser, *, several: Collection[str] = ()) -> None:
     """Add the options for a plan file and for the knobs of the step; those in `several` may be repeated."""
     group = section(parser, "plan")
-    option = group.add_argument
+    option = options_of(group)
     option(
-        "--plan",
-        type=Path,
-        metavar="FILE",
-        help=f"TOML file of a plan; other options override its knobs{AGAIN * ('plan' in several)}",
-        **(REPEATED if "plan" in several else {}),
+        "--plan FILE",
+        f"TOML file of a plan; other options override its knobs{AGAIN * ('plan' in several)}",
+        Path,
+        **REPEATED if "plan" in several else {},
     )
     update_options(group)
     option(
         "--collective-steps",
-        choices=STEPS,
-        help="collectives over slow and fast mesh axes in steps: auto, where that is faster on the machine; flat, "
+        "collectives over slow and fast mesh axes in steps: auto, where that is faster on the machine; flat, "
         "never (default); always",
+        STEPS,
     )
     overlap_option(group, several="overlap" in several)
     option(
         "--no-strict",
+        "drop options of the plan that have no effect, with a warning, instead of failing; for sweeps",
         action="store_false",
         dest="strict",
-        help="drop options of the plan that have no effect, with a warning, instead of failing; for sweeps",
     )
 
 
 def overlap_option(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
     """Add the option for overlapping communication with computation; `several` allows many values."""
-    parser.add_argument(
+    option = options_of(parser)
+    option(
         "--overlap",
-        choices=MODES,
-        help=f"overlap of communication with computation (default none){AGAIN * several}",
-        **(REPEATED if several else {}),
+        f"overlap of communication with computation (default none){AGAIN * several}",
+        MODES,
+        **REPEATED if several else {},
     )
 
 
 def update_options(parser: argparse._ActionsContainer) -> None:
     """Add the options for the weight update, rematerialisation and micro-batches."""
-    option = parser.add_argument
-    option("--weight-update", choices=UPDATES, help="weight update of the training step (default replicated)")
+    option = options_of(parser)
+    option("--weight-update", "weight update of the training step (default replicated)", UPDATES)
     option(
-        "--update-group",
-        metavar="AXES",
-        help="mesh axes along which devices share a weight update, such as 'rows' or 'rows:32' (default: all)",
+        "--update-group AXES",
+        "mesh axes along which devices share a weight update, such as 'rows' or 'rows:32' (default: all)",
     )
     option(
         "--regather",
-        action="store_true",
+        "gather sharded weights again for the backward pass, one layer at a time (ZeRO stage 3)",
         default=None,
-        help="gather sharded weights again for the backward pass, one layer at a time (ZeRO stage 3)",
     )
     option(
-        "--remat",
-        metavar="POLICY",
-        help="what the backward pass recomputes: none, full, offload (full, with the layers' inputs in the host's "
+        "--remat POLICY",
+        "what the backward pass recomputes: none, full, offload (full, with the layers' inputs in the host's "
         "memory), products, collectives or names:a,b (default: as the model does)",
     )
+    option("--microbatches N", "compute a step in N parts of its batch, one at a time (default 1)", positive)
     option(
-        "--microbatches",
-        type=positive,
-        metavar="N",
-        help="compute a step in N parts of its batch, one at a time (default 1)",
-    )
-    option(
-        "--interleave",
-        "--chunks",
+        "--interleave, --chunks N",
+        "blocks of layers of each pipeline stage, interleaved with those of the others (default 1)",
+        positive,
         dest="chunks",
-        type=positive,
-        metavar="N",
-        help="blocks of layers of each pipeline stage, interleaved with those of the others (default 1)",
     )
 
 

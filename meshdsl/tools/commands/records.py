@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ...cost.report.schema import SCHEMA_VERSION
 from ...errors.units import show_bytes
-from .common import print_json, printable
+from .common import discard_output, print_json, printable
 
 
 def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], object]) -> list[Any]:
@@ -17,13 +18,10 @@ def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], o
 
     from .metrics import Lines, Profile, TensorBoard, Wandb
 
-    writers: list[Any] = []
-    if options.metrics is not None and is_first:
-        writers.append(Lines(options.metrics, {"schema_version": SCHEMA_VERSION}))
-    if options.tensorboard is not None and is_first:
-        writers.append(TensorBoard(options.tensorboard))
-    if options.wandb is not None and is_first:
-        writers.append(Wandb(options.wandb))
+    kinds = {"metrics": partial(Lines, header={"schema_version": SCHEMA_VERSION})}
+    kinds |= {"tensorboard": TensorBoard, "wandb": Wandb}
+    given = {name: path for name in kinds if is_first and (path := getattr(options, name)) is not None}
+    writers: list[Any] = [kinds[name](path) for name, path in given.items()]
     if options.profile is not None:
         multi_process = jax.process_count() > 1  # on one host, processes would write the same file
         folder = options.profile / f"process-{jax.process_index()}" if multi_process else options.profile
@@ -32,10 +30,10 @@ def sinks(options: argparse.Namespace, is_first: bool, report: Callable[[str], o
 
 
 class StdoutWriter:
-    """Prints records on stdout, one step in `every`, and the progress on stderr."""
+    """Prints records on stdout, one step in `every`, and the progress on stderr; `goes_on` if nobody reads them."""
 
-    def __init__(self, options: argparse.Namespace, progress: Any, steps: int):
-        self.json, self.progress, self.steps = options.json, progress, steps
+    def __init__(self, options: argparse.Namespace, progress: Any, steps: int, goes_on: bool):
+        self.json, self.progress, self.steps, self.goes_on = options.json, progress, steps, goes_on
         self.every = options.log_every or (1 if options.json else max(1, steps // 20))
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -46,21 +44,21 @@ class StdoutWriter:
             if step % self.every and step not in (1, self.steps) and not record.get("skipped"):
                 return
         self.progress.clear()
-        if self.json:
-            print_json({"command": "train", **record})
-        elif record["event"] != "save":
-            print(printable(_line(record)), flush=True)
+        try:
+            if self.json:
+                print_json({"command": "train", **record})
+            elif record["event"] != "save":
+                print(printable(_LINES.get(record["event"], _end_line)(record)), flush=True)
+        except OSError:
+            if not self.goes_on:
+                raise
+            discard_output()
         if record["event"] == "start" and self.steps:
             self.progress.note("compiling the step")
 
     def close(self) -> None:
         """Erase the progress bar."""
         self.progress.clear()
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    """A record as a line of text."""
-    return _LINES.get(record["event"], _end_line)(record)
 
 
 def _step_line(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import meshdsl as md
 
 from ...errors import LayoutError, UsageError
-from .common import OK, answer, command, positive, workload_options, write
+from .common import OK, answer, command, options_of, positive, workload_options, write
 from .costing import cost_options, machine_of, report_of, step_of, step_title
 from .plans import knob_options, workload_and_plan
 
@@ -20,13 +20,10 @@ def add(commands: Any) -> None:
     workload_options(parser)
     cost_options(parser)
     knob_options(parser)
-    parser.add_argument("--axis", metavar="NAME", help="mesh axis that grows (default: the first)")
-    parser.add_argument(
-        "--from", type=positive, default=8, metavar="N", dest="fewest", help="fewest devices (default 8)"
-    )
-    parser.add_argument(
-        "--to", type=positive, default=4096, metavar="N", dest="most", help="most devices (default 4096)"
-    )
+    option = options_of(parser)
+    option("--axis NAME", "mesh axis that grows (default: the first)")
+    option("--from N", "fewest devices (default 8)", positive, default=8, dest="fewest")
+    option("--to N", "most devices (default 4096)", positive, default=4096, dest="most")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import meshdsl as md
 
 from ...errors import LayoutError, UsageError
 from ...errors.units import seconds, show_bytes
-from .common import OK, command, config_options, out_file, positive, print_json, workload_of, write
+from .common import OK, command, config_options, options_of, out_file, positive, print_json, workload_of, write
 from .costing import html_option, machine_of, machine_options, step_of, step_title
 from .plans import check_forward, overlap_option, overridden, update_options
 
@@ -25,33 +25,27 @@ def add(commands: Any) -> None:
         "find the fastest plan that fits a machine: mesh, layout and knobs, and show why others are slower",
     )
     mesh_group = parser.add_mutually_exclusive_group(required=True)
-    mesh_group.add_argument(
-        "--mesh", action="append", metavar="AXES", help="axes such as 'rows:2;cols:4'; repeat to search several meshes"
-    )
-    mesh_group.add_argument("--devices", type=positive, metavar="N", help="search every mesh of N devices")
-    parser.add_argument(
-        "--layout", default="", metavar="RULES", help="rules that every candidate must contain, such as 'batch:rows'"
-    )
+    option = options_of(mesh_group)
+    option("--mesh AXES", "axes such as 'rows:2;cols:4'; repeat to search several meshes", action="append")
+    option("--devices N", "search every mesh of N devices", positive)
+    option = options_of(parser)
+    option("--layout RULES", "rules that every candidate must contain, such as 'batch:rows'", default="")
     config_options(parser)
     machine_options(parser, place=False)
     html_option(parser)
     update_options(parser)
     overlap_option(parser)
-    parser.add_argument(
-        "--knobs",
-        metavar="NAMES",
-        help="knobs to search besides mesh and layout: of weight_update, remat, microbatches, chunks, overlap, steps "
+    option(
+        "--knobs NAMES",
+        "knobs to search besides mesh and layout: of weight_update, remat, microbatches, chunks, overlap, steps "
         "(default: all that no option sets; none: only mesh and layout)",
     )
-    parser.add_argument("--save-plan", type=out_file, metavar="FILE", help="write the best plan as TOML")
-    parser.add_argument(
-        "--dims", metavar="NAMES", help="dims that may be sharded, such as 'batch heads' (default: all)"
-    )
-    parser.add_argument(
-        "--plans",
-        type=positive,
-        metavar="N",
-        help="cost at most N plans exactly, of all that are estimated (default 30; fewer of a very long program)",
+    option("--save-plan FILE", "write the best plan as TOML", out_file)
+    option("--dims NAMES", "dims that may be sharded, such as 'batch heads' (default: all)")
+    option(
+        "--plans N",
+        "cost at most N plans exactly, of all that are estimated (default 30; fewer of a very long program)",
+        positive,
     )
 
 

@@ -23,16 +23,7 @@ import meshdsl as md
 
 from ...errors import MeshdslError, UsageError
 from . import devices
-from .common import (
-    ILLEGAL_LAYOUT,
-    OK,
-    command,
-    discard_output,
-    print_json,
-    printable,
-    say,
-    write,
-)
+from .common import ILLEGAL_LAYOUT, OK, command, print_json, printable, say, write
 from .records import StdoutWriter, sinks
 from .train_options import train_options
 from .weights import base_of_run, leaves
@@ -170,7 +161,7 @@ def _train(options: argparse.Namespace, settings: Any, stop: Any) -> int:
     problems: list[MeshdslError] = []
     with contextlib.ExitStack() as stack:
         files = sinks(options, is_first, report)
-        stdout = [StdoutWriter(options, progress, chosen.steps)] if is_first else []
+        stdout = [StdoutWriter(options, progress, chosen.steps, goes_on=stop is not None)] if is_first else []
         for sink in (*files, *stdout):
             stack.enter_context(contextlib.closing(sink))
         records = train(
@@ -203,21 +194,11 @@ def _train(options: argparse.Namespace, settings: Any, stop: Any) -> int:
             if record["event"] == "save" and not has_settings:
                 has_settings = True
                 _attempt(partial(_save_settings, settings, options.config), problems, report)
-            _print(record, stdout, goes_on=stop is not None)
+            for sink in stdout:
+                sink.write(record)
     if problems:
         raise problems[0]
     return OK
-
-
-def _print(record: dict[str, Any], stdout: list[StdoutWriter], goes_on: bool) -> None:
-    """Print a record. A run that saves goes on when nobody reads its output."""
-    try:
-        for sink in stdout:
-            sink.write(record)
-    except OSError:
-        if not goes_on:
-            raise
-        discard_output()
 
 
 def _compare(peers: Any, record: dict[str, Any]) -> None:

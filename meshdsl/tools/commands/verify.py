@@ -9,7 +9,7 @@ import argparse
 from typing import Any
 
 from ...errors import UsageError
-from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, print_json, section, workload_options
+from .common import FAILURE, ILLEGAL_LAYOUT, OK, command, options_of, print_json, section, workload_options
 from .costing import DEFAULT_MACHINE, needs_machine, step_of, step_options, step_title
 from .plans import knob_options, workload_and_plan
 
@@ -21,24 +21,22 @@ def add(commands: Any) -> None:
     workload_options(parser)
     step_options(parser)
     knob_options(parser)
-    parser.add_argument(
-        "--machine",
-        metavar="NAME",
-        help=f"machine for --weight-update auto, --overlap and --collective-steps (default {DEFAULT_MACHINE})",
+    option = options_of(parser)
+    option(
+        "--machine NAME",
+        f"machine for --weight-update auto, --overlap and --collective-steps (default {DEFAULT_MACHINE})",
     )
-    parser.add_argument(
-        "--aot",
-        metavar="TOPOLOGY",
-        help="also compile for a topology such as tpu:v5e:4x4, without the hardware (needs the extra `aot`)",
+    option(
+        "--aot TOPOLOGY",
+        "also compile for a topology such as tpu:v5e:4x4, without the hardware (needs the extra `aot`)",
     )
-    parser.add_argument(
-        "--fast", action="store_true", help="with --aot: reduce the compiler's effort; several times faster"
-    )
+    option("--fast", "with --aot: reduce the compiler's effort; several times faster")
     group = section(parser, "a JAX function with jax.shard_map, file.py:step")
-    group.add_argument("--args", metavar="NAME", help="its arguments: a tuple in the file (default step_args)")
-    group.add_argument("--reference", metavar="NAME", help="a function in the file that one device computes")
-    group.add_argument("--static", action="store_true", help="follow shardings, without computing: for real sizes")
-    group.add_argument("--devices", type=int, metavar="N", help="CPU devices for the meshes of the file")
+    option = options_of(group)
+    option("--args NAME", "its arguments: a tuple in the file (default step_args)")
+    option("--reference NAME", "a function in the file that one device computes")
+    option("--static", "follow shardings, without computing: for real sizes")
+    option("--devices N", "CPU devices for the meshes of the file", int)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import meshdsl as md
 
 from ...errors import UsageError, nearest_path
 from . import devices
-from .common import cpu_devices, reason_of
+from .common import cpu_devices, options_of, reason_of
 
 HUB = "hf:"
 BASE = "base"  # the folder of a run with the files of its Hugging Face directory that hold no weights
@@ -20,9 +20,10 @@ BASE = "base"  # the folder of a run with the files of its Hugging Face director
 
 def layout_options(parser: argparse.ArgumentParser) -> None:
     """Add `--layout`, `--mesh` and `--devices`, for a command that runs as a single process."""
-    parser.add_argument("--layout", metavar="RULES", help="rules, or the name of a layout of the model")
-    parser.add_argument("--mesh", metavar="AXES", help="axes such as 'rows:2;cols:4'")
-    parser.add_argument("--devices", type=cpu_devices, metavar="N", help="run on N CPU devices")
+    option = options_of(parser)
+    option("--layout RULES", "rules, or the name of a layout of the model")
+    option("--mesh AXES", "axes such as 'rows:2;cols:4'")
+    option("--devices N", "run on N CPU devices", cpu_devices)
     parser.set_defaults(coordinator=None, processes=None, process=None, cluster="none")
 
 

@@ -99,10 +99,17 @@ def compile_for(
     with tempfile.TemporaryDirectory(prefix="meshdsl-aot-") as scratch:
         directory = Path(scratch)
         program = tpu_program(program)
-        request = _request(program, frozenset(donated))
         started = {eqn.op.name for eqn, _ in walk(program) if isinstance(eqn.op, Start)}
         options = EFFORTS[effort] | plan_options(name.partition(":")[0], started)
-        request |= {"platform": platform, "topology": name, "slices": slices, "options": options}
+        request = {
+            "mesh": program.mesh.axes,
+            "donated": [i for i, v in enumerate(program.ins) if v in donated],
+            "x64": bool(jax.config.read("jax_enable_x64")),
+            "platform": platform,
+            "topology": name,
+            "slices": slices,
+            "options": options,
+        }
         (directory / "request.json").write_text(json.dumps(request), encoding="utf-8")
         (directory / "program.bin").write_bytes(_exported(program))
         record = _run(directory, topology, timeout)
@@ -141,23 +148,6 @@ def _check_windows(topology: str, windows: Sequence[CompiledWindow]) -> None:
             f"the compiler for {topology} made {len(lost)} of {len(windows)} planned collectives synchronous{listed}\n"
             "  the machine file that the plan was made with says which kinds run beside computation (`asynchronous`)"
         )
-
-
-def _request(program: Program, donated: frozenset[Var]) -> dict[str, Any]:
-    def spec(v: Var) -> list[list[str]]:
-        return [list(v.sharding.axes(d)) for d in v.dims]
-
-    def argument(v: Var) -> dict[str, Any]:
-        return {"shape": program.stored_shape(v), "dtype": v.dtype.name, "spec": spec(v)}
-
-    return {
-        "axes": list(program.mesh.axes),
-        "sizes": list(program.mesh.axes.values()),
-        "ins": [argument(v) for v in program.ins],
-        "outs": [spec(v) for v in program.outs],
-        "donated": [i for i, v in enumerate(program.ins) if v in donated],
-        "x64": bool(jax.config.read("jax_enable_x64")),
-    }
 
 
 def _exported(program: Program) -> bytearray:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils, topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 
 def map_mesh(devices: list[Any], sizes: tuple[int, ...]) -> tuple[np.ndarray, str]:
@@ -37,27 +37,15 @@ def run(directory: Path) -> dict[str, Any]:
     jax.config.update("jax_enable_x64", request["x64"])
     extra = {"num_slices": request["slices"]} if request["slices"] > 1 else {}
     topology = topologies.get_topology_desc(platform=request["platform"], topology_name=request["topology"], **extra)
-    devices, sizes = list(topology.devices), tuple(request["sizes"])
+    devices, sizes = list(topology.devices), tuple(request["mesh"].values())
     if len(devices) != np.prod(sizes, dtype=int):
         return {"devices": len(devices)}
     grid, order = map_mesh(devices, sizes)
-    mesh = Mesh(grid, tuple(request["axes"]))
-
-    def sharding(spec: list[Any]) -> NamedSharding:
-        return NamedSharding(mesh, PartitionSpec(*(tuple(axes) if axes else None for axes in spec)))
-
-    ins = [
-        jax.ShapeDtypeStruct(tuple(one["shape"]), jax.numpy.dtype(one["dtype"]), sharding=sharding(one["spec"]))
-        for one in request["ins"]
-    ]
+    mesh = Mesh(grid, tuple(request["mesh"]))
     program = jax.export.deserialize(bytearray((directory / "program.bin").read_bytes()))
-    function = jax.jit(
-        program.call,
-        in_shardings=tuple(x.sharding for x in ins),
-        out_shardings=[sharding(spec) for spec in request["outs"]],
-        donate_argnums=tuple(request["donated"]),
-    )
-    lowered = function.lower(*ins)
+    ins, outs = tuple(program.in_shardings_jax(mesh)), list(program.out_shardings_jax(mesh))
+    function = jax.jit(program.call, in_shardings=ins, out_shardings=outs, donate_argnums=tuple(request["donated"]))
+    lowered = function.lower(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals))
     start = time.perf_counter()
     record: dict[str, Any] = {"devices": len(devices), "order": order}
     try:

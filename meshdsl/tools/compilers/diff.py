@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,15 +44,15 @@ class CompilerDiff:
 @dataclass
 class _Sum:
     count: int = 0
-    bytes: int = 0
-    dtypes: Counter[str] = field(
-        default_factory=Counter
-    )  # bytes by dtype; arrays sent as one count under their joined names
+    dtypes: Counter[str] = field(default_factory=Counter)  # bytes; arrays sent as one count under their joined names
     asynchronous: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.dtypes.total()
 
     def add(self, count: int, size: int, dtype: str, asynchronous: bool = False) -> None:
         self.count += count
-        self.bytes += count * size
         self.dtypes[dtype] += count * size
         self.asynchronous += count * asynchronous
 
@@ -75,13 +76,13 @@ def changes(program: Program, compiled: Iterable[Performed]) -> tuple[CompilerDi
         if kind == "permute":
             axes = f"{len(groups)} pairs"
         reduced = {"reduce_scatter": "all_reduce", "all_reduce": "reduce_scatter"}.get(kind, "")
-        counterpart = _Sum(theirs[reduced, groups].count - ours[reduced, groups].count)
+        counterpart = theirs[reduced, groups].count - ours[reduced, groups].count
         words = _words(kind, a, b, counterpart)
         diffs.append(CompilerDiff(kind, axes, a.count, a.bytes, b.count, b.bytes, b.asynchronous, words))
     return tuple(diffs)
 
 
-def _words(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
+def _words(kind: str, ours: _Sum, theirs: _Sum, counterpart: int) -> str:
     notes = [_of_counts(kind, ours, theirs, counterpart)]
     if ours.count and theirs.count and set(ours.dtypes) != set(theirs.dtypes):
         notes.append(f"sent as {', '.join(sorted(theirs.dtypes))}, stated {', '.join(sorted(ours.dtypes))}")
@@ -90,14 +91,14 @@ def _words(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
     return "; ".join(filter(None, notes))
 
 
-def _of_counts(kind: str, ours: _Sum, theirs: _Sum, counterpart: _Sum) -> str:
+def _of_counts(kind: str, ours: _Sum, theirs: _Sum, counterpart: int) -> str:
     """Why the compiler sends more or fewer collectives of a kind than the program states."""
     fewer = ours.count - theirs.count
-    if kind == "reduce_scatter" and fewer > 0 and counterpart.count > 0:
+    if kind == "reduce_scatter" and fewer > 0 and counterpart > 0:
         return f"{fewer} became an all_reduce and a slice, which sends twice as much"
-    if kind == "all_reduce" and fewer < 0 and counterpart.count < 0:
+    if kind == "all_reduce" and fewer < 0 and counterpart < 0:
         return f"{-fewer} were a reduce_scatter in the program"
-    if kind == "all_reduce" and fewer > 0 and counterpart.count > 0:
+    if kind == "all_reduce" and fewer > 0 and counterpart > 0:
         return f"{fewer} became a reduce_scatter"
     if fewer > 0:
         same = ours.bytes == theirs.bytes
@@ -121,9 +122,6 @@ def _plain(kind: str, groups: Sequence[Sequence[int]]) -> Groups:
 def _names(mesh: Mesh) -> dict[Groups, str]:
     """Groups along every set of mesh axes -> the axes."""
     names: dict[Groups, str] = {}
-    sets: list[tuple[str, ...]] = [()]
-    for axis in mesh.axes:
-        sets += [(*subset, axis) for subset in sets]
-    for axes in sorted(sets[1:], key=len):
+    for axes in (axes for n in range(len(mesh.axes)) for axes in itertools.combinations(mesh.axes, n + 1)):
         names.setdefault(_plain("", groups_of(axes, mesh)), ",".join(axes))
     return names

@@ -20,7 +20,6 @@ from ...lowering.permute import index_along
 from .frames import Frame, Rect, hatched
 from .grid import Grid, grid_of
 from .picture import Picture, drawing
-from .whole import WholeTensor, dim_label
 
 MARGIN = 18
 LINE = 14  # height of a line of text below a block
@@ -56,7 +55,7 @@ class _Blocks:
     def whole(self) -> Frame:
         """The tensor as it is drawn on the left, large enough for the labels of its dims."""
         frame = self._frame(150.0 if len(self.grid.drawn[2]) > 4 else 190.0)
-        tall, wide = (label_width([dim_label(frame, dim)]) * 1.15 if dim else 0.0 for dim in frame.shown)
+        tall, wide = (label_width([frame.label(dim)]) * 1.15 if dim else 0.0 for dim in frame.shown)
         return dataclasses.replace(frame, width=max(frame.width, wide), height=max(frame.height, tall))
 
     def _frame(self, width: float) -> Frame:
@@ -85,12 +84,10 @@ class _Blocks:
 
     def picture(self) -> Picture:
         """The whole drawing."""
-        left = WholeTensor(self.whole).draw(MARGIN + 24, 74.0)
+        left = self.whole.draw(MARGIN + 24, 74.0)
         planes = [self._plane(i, plane) for i, plane in enumerate(self.grid.drawn[0])]
         width = self.plane_x(len(planes)) + MARGIN - 26 - self.gap + 8
-        low = max(
-            self.cards_y + len(self.grid.drawn[1]) * self.row_height - self.gap, 74 + WholeTensor(self.whole).height
-        )
+        low = max(self.cards_y + len(self.grid.drawn[1]) * self.row_height - self.gap, 74 + self.whole.full_height)
         legend, right, height = self._legend(MARGIN, low + 18)
         heading = text(MARGIN, 30, self.title, cls="big")
         width = max(width, right + MARGIN, 2 * MARGIN + label_width([self.title]) * 1.3)

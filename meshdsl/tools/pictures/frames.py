@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...cost.report.svg import element
+import numpy as np
+
+from ...cost.report.svg import element, spans, text
 from ...dims import Dim
-from ...errors.markup import axis_number
+from ...errors.markup import axis_class, axis_number
 from ...ir import Var
 from ...lowering import Program
 from ...lowering.permute import index_along
 
 SHEETS = 4  # sheets that are drawn of a third sharded dim
 THIN = 3.0  # the least width and height of a block, in pixels
+NOTE = 36  # characters that fit beside the devices
 CUTS = 16  # cuts that are drawn along one dim; more would merge
 
 
@@ -154,6 +158,69 @@ class Frame:
             blocks = min(done * size, CUTS)
             yield from ((k / blocks, axis, depth) for k in range(1, blocks) if not depth or k % size)
             done *= size
+
+    def label(self, dim: Dim) -> str:
+        """A dim with its axes, such as `batch=64 /rows`, as text."""
+        return " ".join([str(dim), *(f"/{axis}" for axis in self.var.sharding.axes(dim))])
+
+    def draw(self, x: float, y: float) -> str:
+        """The tensor as a whole: its dims with their axes, the cuts between blocks, and notes; its corner at x, y."""
+        parts: list[str] = []
+        for sheet in reversed(range(self.sheets)):
+            parts.append(self.face(x, y, sheet).draw("empty outline"))
+        face = self.face(x, y)
+        if max(map(self.blocks, self.shown)) > CUTS:  # blocks of a pixel
+            parts.append(face.draw("block-0"))
+        else:
+            parts += self._every_block(x, y)
+        parts += [hatched(rect, "padding") for rect in self.padding(x, y, face)]
+        parts += [*self.cuts(x, y), face.draw("outline")]
+        rows, cols = self.shown
+        if cols is not None:
+            parts.append(self._dim_label(cols, face.x, y - 9))
+        if rows is not None:
+            turned = self._dim_label(rows, 0, 0, anchor="middle")
+            place = f"translate({x - 10:.1f} {face.y + face.height / 2:.1f}) rotate(-90)"
+            parts.append(element("g", turned, transform=place))
+        for i, note in enumerate(self.notes):
+            parts.append(text(face.x, y + self.height + 18 + 15 * i, note, cls="small soft"))
+        return "".join(parts)
+
+    @property
+    def full_height(self) -> float:
+        """The height of the drawing, with the notes below it."""
+        return self.height + 15 * len(self.notes) + 8
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes about the parts that are not drawn, in lines of at most `NOTE` characters."""
+        stored = zip(self.var.dims, self.program.stored_shape(self.var), strict=True)
+        lines = ["behind one another: " + ", ".join(map(str, self.deep))] if self.deep else []
+        lines += [f"{dim.name} is stored as {size}, padding at its end" for dim, size in stored if size != dim.size]
+        lines += [
+            f"{dim.name} has {self.blocks(dim)} blocks, not all of them drawn"
+            for dim in self.var.dims
+            if self.blocks(dim) > (SHEETS if dim in self.deep else CUTS)
+        ]
+        others = [str(dim) for dim in self.var.dims if dim not in self.shown and dim not in self.deep]
+        lines += ["not drawn, not sharded: " + ", ".join(others)] if others else []
+        return [part for line in lines for part in textwrap.wrap(line, NOTE)]
+
+    def _every_block(self, x: float, y: float) -> Iterator[str]:
+        mesh = self.program.mesh
+        seen: set[tuple[float, float]] = set()
+        places = [dict(zip(mesh.axes, at, strict=True)) for at in np.ndindex(*mesh.axes.values())]
+        for coords in sorted(places, key=lambda coords: -self.sheet(coords)):
+            part = self.part(x, y, coords)
+            if (part.x, part.y) not in seen:
+                seen.add((part.x, part.y))
+                yield part.draw(self.tint(coords))
+
+    def _dim_label(self, dim: Dim, x: float, y: float, anchor: str = "start") -> str:
+        """`batch=64 /rows`, with the axes in their colours."""
+        axes = self.program.mesh.axes
+        own = [(f" /{axis}", f"strong {axis_class(axes, axis)}") for axis in self.var.sharding.axes(dim)]
+        return spans(x, y, [(f"{dim.name}={dim.size}", "strong"), *own], anchor=anchor)
 
 
 def hatched(rect: Rect, tip: str = "") -> str:

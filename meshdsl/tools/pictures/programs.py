@@ -15,7 +15,6 @@ from ...errors.units import show_bytes
 from ...ir import Var
 from ...lowering import Program
 from ...lowering.asynchrony import Start
-from .bands import Devices
 from .blocks import SIGNS
 from .frames import Frame, hatched
 from .grid import Grid, grid_of
@@ -43,13 +42,9 @@ class _ProgramPicture:
     def grid(self) -> Grid:
         return grid_of(self.program.mesh)
 
-    @cached_property
-    def devices(self) -> Devices:
-        return Devices(self.grid)
-
     @property
     def thumbs_x(self) -> float:
-        return 44 + INDENT * self.deepest + self.devices.width + 14
+        return 44 + INDENT * self.deepest + self.grid.width + 14
 
     @cached_property
     def deepest(self) -> int:
@@ -81,7 +76,7 @@ class _ProgramPicture:
         number = f"{len(records)} collective{'' if len(records) == 1 else 's'}"
         title = f"program on {self.program.mesh or 'one device'}: {number}"
         parts = [self._heading(number), self._mesh_label()]
-        y = 86.0 + self.devices.height
+        y = 86.0 + self.grid.height
         for schedule in self.program.schedules:
             drawn, height = tick_table(schedule, 44, y, WIDTH - 64)
             parts.append(drawn)
@@ -120,17 +115,17 @@ class _ProgramPicture:
         x, y = 44 + INDENT * self.deepest, 62.0
         outer, down, right = self.grid.axes
         axes = self.program.mesh.axes
-        parts = [self.devices.dots(x, y)]
+        parts = [self.grid.dots(x, y)]
         at = self.thumbs_x
         words = [(right, "→"), (down, "↓"), *((axis, "side by side") for axis in outer)]
         for axis, direction in words:
             if axis is not None:
                 label = f"{axis} {direction}"
-                parts.append(text(at, y + self.devices.height / 2 + 1, label, cls=f"strong {axis_class(axes, axis)}"))
+                parts.append(text(at, y + self.grid.height / 2 + 1, label, cls=f"strong {axis_class(axes, axis)}"))
                 at += 7.2 * len(label) + 18
         if self.grid.count < self.program.mesh.size:
             words_ = f"{self.grid.count} of {self.program.mesh.size} devices are drawn"
-            parts.append(text(at, y + self.devices.height / 2 + 1, words_, cls="soft"))
+            parts.append(text(at, y + self.grid.height / 2 + 1, words_, cls="soft"))
         return "".join(parts)
 
     def _passes(self, y: float) -> str:
@@ -155,7 +150,7 @@ class _ProgramPicture:
             case Leave():
                 return "", 10.0
             case SendMark():
-                height = max(62.0, self.devices.height + 20)
+                height = max(62.0, self.grid.height + 20)
                 return self._pass_mark(step.eqn.backward, y, height) + self._send(step, y + 5, height - 10), height
 
     def _pass_mark(self, backward: bool, y: float, height: float) -> str:
@@ -164,7 +159,7 @@ class _ProgramPicture:
     def _send(self, step: SendMark, y: float, height: float) -> str:
         record, before, after = step.record, step.eqn.ins[0], step.eqn.outs[0]
         middle = y + height / 2
-        parts = [self.devices.bands(44 + INDENT * step.depth, middle - self.devices.height / 2, record)]
+        parts = [self.grid.bands(44 + INDENT * step.depth, middle - self.grid.height / 2, record)]
         parts.append(self._thumb(self.thumbs_x, middle, before))
         arrow = self.thumbs_x + 58
         path = f"M{arrow:.1f} {middle:.1f}h14m-5 -4l5 4l-5 4"

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from ...errors import CheckpointError
+from ...ir import Type
 from ...layouts import Layout, MeshLike
 from ...lowering import Program
-from ...trace import Tensor
+from ...trace import KEY_WORD, Tensor, spec_of, tensor, tree
 from . import processes
-from .arguments import check_options, check_step, is_url, parse_target, warn
-from .object_store import OrbaxStore
-from .restore import Restored, RestoreRequest, Store, restore_newest, restore_step
+from .arguments import check_fit, check_options, check_step, checked_state, flat, is_url, parse_target, warn
+from .device_put import targets
+from .object_store import OrbaxReader, OrbaxStore
+from .read import StepReader, step_name
 from .store import DirectoryStore
-from .trees import checked_state
+
+Store = DirectoryStore | OrbaxStore
+OpenStep = StepReader | OrbaxReader
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The result of `Checkpoints.restore`.
+
+    `tree` has the structure of `like`, with its tensors on devices. `config`, `data` and `key` are those given to
+    `save`. `bytes_read` is the number of tensor bytes that this process read. `stored` has the types of all tensors of
+    the step, by path, also of those that are not in `like`.
+
+    >>> import tempfile
+    >>> import meshdsl as md
+    >>> with tempfile.TemporaryDirectory() as folder, md.Checkpoints(folder) as checkpoints:
+    ...     tree = {"w": md.tensor([1.0, 2.0], "io"), "v": md.tensor([3.0], "hidden")}
+    ...     _ = checkpoints.save(7, tree, config={"lr": 0.1})
+    ...     restored = checkpoints.restore(like={"w": md.spec("io:2")})
+    >>> restored.step, restored.tree, restored.config, restored.data, restored.key, restored.bytes_read
+    (7, {'w': tensor(float32[io=2], [1. 2.])}, {'lr': 0.1}, None, None, 8)
+    """
+
+    step: int
+    tree: Any
+    config: Any
+    data: Any
+    key: Tensor | None
+    bytes_read: int
+    stored: Mapping[str, Type]
 
 
 class Checkpoints:
@@ -160,7 +194,47 @@ class Checkpoints:
         self.wait()
         if step is not None:
             check_step(step)
-        request = RestoreRequest(like, *parse_target(mesh, layout, program))
-        if step is not None:
-            return restore_step(self.store, step, request)
-        return restore_newest(self.store, request, self.report)
+        wanted = like, *parse_target(mesh, layout, program)
+        return self._newest(*wanted) if step is None else self._restored(step, *wanted)
+
+    def _newest(self, *wanted: Any) -> Restored:
+        """Restores the newest valid step; reports each lost, unfinished or skipped step."""
+        for line in self.store.problems():
+            self.report(line)
+        invalid: dict[int, str] = {}
+        while True:
+            # Listed again each time, because a running writer may have removed a step and saved a newer one.
+            newest = max((s for s in self.steps() if s not in invalid), default=-1)
+            step = int(processes.gathered(str(newest).encode("ascii"))[0])
+            if step < 0:
+                problem = f"there is no valid checkpoint in {self.directory}"
+                raise CheckpointError("\n  ".join([problem, *invalid.values()]))
+            try:
+                return self._restored(step, *wanted)
+            except CheckpointError as error:
+                invalid[step] = str(error.args[0])
+                self.report(f"skipped {step_name(step)} in {self.directory}: {error.args[0]}")
+
+    def _restored(self, step: int, *wanted: Any) -> Restored:
+        """Restores a step; raises `CheckpointError` in all processes if one of them cannot read its part."""
+        restored: Restored | None = None
+        problem = CheckpointError(f"{step_name(step)}: another process cannot read its part; see its error")
+        try:
+            with self.store.open(step) as reader:
+                restored = self._read(reader, *wanted)
+        except CheckpointError as error:
+            problem = error
+        if not processes.all_processes(restored is not None) or restored is None:
+            raise problem
+        return restored
+
+    def _read(self, reader: OpenStep, like: Any, *target: Any) -> Restored:
+        stored, header = reader.manifest, reader.manifest.header
+        types = {path: entry.type for path, entry in stored.tensors.items()}
+        like = types if like is None else like
+        leaves = flat(like)
+        check_fit(stored, {path: spec_of(x) for path, x in leaves.items()}, header.step)
+        restored = self.store.place(reader, targets(leaves, *target))
+        key = None if header.key is None else tensor(np.array(header.key, np.uint32), (KEY_WORD,))
+        restored_tree = tree.tree_unflatten(tree.tree_structure(like), restored)
+        return Restored(header.step, restored_tree, header.config, header.data, key, reader.bytes_read, types)

@@ -22,10 +22,9 @@ from ...errors import CheckpointError, SaveError, ShapeError, nearest, short
 from ...errors.installed import optional
 from ...trace import Tensor, tensor
 from .arguments import check_no_url, check_step
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, OpenStep
 from .manifest import StoredTensor
 from .object_store import OWN_FORMAT, library_errors, nested
-from .restore import OpenStep
 
 _SAFETENSORS = (  # dtypes that its NumPy interface restores exactly
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

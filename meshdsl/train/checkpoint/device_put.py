@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,13 +150,13 @@ def assembled(
     indices = target.sharding.addressable_devices_indices_map(target.sizes)
     devices = {device: index or everything for device, index in indices.items()}
     for index in devices.values():
-        box = _box(index, target.sizes)
+        box = unpadded(index, target.sizes)
         if box not in blocks:
             blocks[box] = _zeros(target, box.size)
             part = unpadded(index, sizes)
             fill(part, blocks[box][(*map(slice, part.size), ...)])
     finish()
-    arrays = [jax.device_put(blocks[_box(index, target.sizes)], device) for device, index in devices.items()]
+    arrays = [jax.device_put(blocks[unpadded(index, target.sizes)], device) for device, index in devices.items()]
     array = jax.make_array_from_single_device_arrays(target.sizes, target.sharding, arrays)
     return Tensor(target.type.dims, target.type.dtype, array=array)
 
@@ -166,8 +166,3 @@ def _zeros(target: Destination, sizes: tuple[int, ...]) -> np.ndarray:
         return np.zeros(sizes, target.type.dtype)
     except MemoryError as error:
         raise CheckpointError(f"a block of {target.type} does not fit into memory: {error}") from None
-
-
-def _box(index: Sequence[slice], sizes: Sequence[int]) -> Box:
-    ranges = [s.indices(n) for s, n in zip(index, sizes, strict=True)]
-    return Box(tuple(a for a, _, _ in ranges), tuple(b - a for a, b, _ in ranges))

@@ -12,10 +12,11 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import CheckpointError
-from .files import open_root, opened, read_at, remove_tree, rename, write_durably
+from .files import move, read_at, regular_size, remove_tree, write_durably
 from .lock import LOCK
 from .manifest import STEP_LIMIT
 from .read import STEP, open_step, step_name
@@ -47,13 +48,11 @@ def _names(directory: Path) -> list[str]:
 
 def clean(directory: Path) -> None:
     """Remove temporary files and unfinished saves of earlier writers. Requires the lock."""
-    with open_root(directory) as root:
-        for name in _names(directory):
-            if _WORK.fullmatch(name):
-                remove_tree(name, root)
-            elif _DRAFT.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=root)
+    for name in _names(directory):
+        if _WORK.fullmatch(name):
+            remove_tree(directory / name)
+        elif _DRAFT.fullmatch(name):
+            (directory / name).unlink(missing_ok=True)
 
 
 def is_good(directory: Path, step: int) -> bool:
@@ -66,47 +65,36 @@ def is_good(directory: Path, step: int) -> bool:
     return True
 
 
-def set_aside(directory: Path, step: int, owner: str) -> str:
-    """Rename a corrupt step to `.bad`; returns its new name."""
-    name = f"{step_name(step)}.{owner}.bad"
-    with open_root(directory) as root:
-        rename(step_name(step), name, root)
-        os.fsync(root)
-    return name
-
-
-def remove_step(directory: Path, step: int, owner: str) -> None:
-    """Remove a step. It is renamed first, so that a partly removed step is never read as a step."""
-    removed_name = f"{step_name(step)}.{owner}.removed"
-    with open_root(directory) as root:
-        rename(step_name(step), removed_name, root)
-        os.fsync(root)
-        remove_tree(removed_name, root)
+def set_aside(directory: Path, step: int, name: str) -> Path:
+    """Rename a step, to `.bad` or `.removed`, so that it is not read as a step; returns its new path."""
+    new = directory / f"{step_name(step)}.{name}"
+    move(directory / step_name(step), new)
+    return new
 
 
 def note_newest(directory: Path, step: int | None) -> None:
     """Store the newest step in the file `newest`."""
-    draft = f"{_NEWEST}.draft"
-    with open_root(directory) as root:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=root)
-        write_durably(draft, root, lambda write: write(json.dumps({"step": step}).encode("ascii")))
-        rename(draft, _NEWEST, root)
-        os.fsync(root)
+    draft = directory / f"{_NEWEST}.draft"
+    draft.unlink(missing_ok=True)
+    write_durably(draft, [json.dumps({"step": step}).encode("ascii")])
+    move(draft, directory / _NEWEST)
 
 
-def lost_newest(directory: Path) -> str | None:
-    """The name of the last published step, if neither it nor a newer step exists; else None.
+def lost_newest(directory: Path) -> list[str]:
+    """A line for the last published step, if neither it nor a newer step exists."""
+    newest = directory / _NEWEST
+    with contextlib.suppress(CheckpointError):
+        return lost(read_at(newest, size=min(regular_size(newest), 64)), step_numbers(directory), directory)
+    return []
 
-    The file `newest` is only a hint: if it is damaged, the result is None.
+
+def lost(text: str | bytes | bytearray, steps: Sequence[int], directory: object) -> list[str]:
+    """A line for the step that the file `newest` names, if neither it nor a newer one is among `steps`.
+
+    The file is only a hint: a damaged one names no step.
     """
-    with contextlib.suppress(CheckpointError, ValueError, RecursionError), opened(str(directory / _NEWEST)) as fd:
-        raw = bytearray(min(os.fstat(fd).st_size, 64))
-        read_at(fd, memoryview(raw), 0, _NEWEST)
-        record = json.loads(raw)
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= STEP_LIMIT:
-            return None
-        if step > max(step_numbers(directory), default=-1):
-            return step_name(step)
-    return None
+    with contextlib.suppress(LookupError, TypeError, ValueError, RecursionError):
+        step = json.loads(text)["step"]
+        if max(steps, default=-1) < step <= STEP_LIMIT and step is not True:
+            return [f"{step_name(step)} was saved in {directory} and is missing now"]
+    return []

@@ -9,8 +9,10 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 Cuts = tuple[tuple[int, ...], ...]  # the cut indices of each dim, including 0 and its size
 
@@ -81,31 +83,25 @@ def cell(cuts: Cuts, number: int) -> Box:
     >>> cell(((0, 3, 5), (0, 2)), 1)
     Box(start=(3, 0), size=(2, 2))
     """
-    indices: list[int] = []
-    for dim in reversed(cuts):
-        number, index = divmod(number, len(dim) - 1)
-        indices.append(index)
-    dim_indices = list(zip(cuts, reversed(indices), strict=True))
-    return Box(tuple(dim[i] for dim, i in dim_indices), tuple(dim[i + 1] - dim[i] for dim, i in dim_indices))
+    at = np.unravel_index(number, [len(dim) - 1 for dim in cuts])
+    ends = [(dim[i], dim[i + 1]) for dim, i in zip(cuts, at, strict=True)]
+    return Box(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))
 
 
-def cells_in(cuts: Cuts, box: Box) -> Iterator[int]:
+def cells_in(cuts: Cuts, box: Box) -> list[int]:
     """The indices of the cells that overlap the box, ascending.
 
-    >>> list(cells_in(((0, 3, 5), (0, 1, 2)), Box((0, 1), (5, 1))))
+    >>> cells_in(((0, 3, 5), (0, 1, 2)), Box((0, 1), (5, 1)))
     [1, 3]
     """
     if box.elements == 0:
-        return
-    ranges = [
-        range(bisect.bisect_right(dim, start) - 1, bisect.bisect_left(dim, start + size))
+        return []
+    numbers = np.arange(cell_count(cuts)).reshape([len(dim) - 1 for dim in cuts])
+    overlapping = tuple(
+        slice(bisect.bisect_right(dim, start) - 1, bisect.bisect_left(dim, start + size))
         for dim, start, size in zip(cuts, box.start, box.size, strict=True)
-    ]
-    for indices in itertools.product(*ranges):
-        number = 0
-        for dim, index in zip(cuts, indices, strict=True):
-            number = number * (len(dim) - 1) + index
-        yield number
+    )
+    return numbers[overlapping].ravel().tolist()
 
 
 def intersect(a: Box, b: Box) -> Box:

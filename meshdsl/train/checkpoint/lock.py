@@ -15,21 +15,17 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import stat
-import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import SaveError, short
+from ...errors import SaveError
 from .files import closing
+from .heartbeat import Heartbeat, await_silence, holder, own_record
 
 LOCK = "lock"
-BEAT_SECONDS = 10.0
-SILENT_SECONDS = 60.0
 _LONGEST = 4096
 _NO_KERNEL_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _open_files: weakref.WeakSet[Held] = weakref.WeakSet()
@@ -38,164 +34,119 @@ _open_files: weakref.WeakSet[Held] = weakref.WeakSet()
 class Held:
     """A lock that this process holds; see `acquire`."""
 
-    def __init__(self, directory: Path, owner: str, root: int, fd: int):
-        self.directory, self.owner, self._root, self._fd = directory, owner, root, fd
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="meshdsl-heartbeat", daemon=True)
-        self._thread.start()
+    def __init__(self, path: Path, fd: int):
+        self.path, self._fd = path, fd
+        self._heartbeat = Heartbeat(lambda: os.utime(self._fd))
         _open_files.add(self)
 
     def check(self) -> None:
         """Raises `SaveError` if another writer has replaced the lock."""
-        if _same_file(self._fd, self._root):
-            return
-        other = holder(_read_path(self._root))
-        raise SaveError(f"{self.directory} was taken over by {other}; this run no longer saves there")
+        if not _same_file(self._fd, self.path):
+            other = holder(_read_path(self.path))
+            raise SaveError(f"{self.path.parent} was taken over by {other}; this run no longer saves there")
 
     def release(self) -> None:
         """Stop the heartbeat and remove the lock, if it is still this process's."""
-        self._ended.set()
-        self._thread.join()
+        self._heartbeat.stop()
         with contextlib.suppress(OSError):
-            if _same_file(self._fd, self._root):
-                os.unlink(LOCK, dir_fd=self._root)
-        self.close_files()
+            if _same_file(self._fd, self.path):
+                self.path.unlink()
+        self.close_file()
 
-    def close_files(self) -> None:
-        """Close the files only. A forked child calls this, so that it does not keep its parent's lock."""
-        for fd in (self._fd, self._root):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._fd = self._root = -1
+    def close_file(self) -> None:
+        """Close the file only. A forked child calls this, so that it does not keep its parent's lock."""
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        self._fd = -1
         _open_files.discard(self)
-
-    def _beat(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
-            with contextlib.suppress(OSError):  # a disk that fails is reported by the next save
-                os.utime(self._fd)
 
 
 def _after_fork() -> None:
     for held in list(_open_files):
-        held.close_files()
+        held.close_file()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def acquire(
-    directory: Path, owner: str, *, take_over: bool = False, report: Callable[[str], object] | None = None
+    directory: Path, owner: str, *, take_over: bool = False, report: Callable[[str], object] = lambda line: None
 ) -> Held:
     """Lock a directory for writing. Never waits for a process that holds the lock.
 
     Raises `SaveError` naming the other writer. With `take_over`, waits until the heartbeat of a writer on another
     machine has stopped for `SILENT_SECONDS`, and replaces its lock; `report` receives a line before the wait.
     """
-    root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    draft = f"{LOCK}.{owner}"
-    fd = -1
+    path, draft = directory / LOCK, directory / f"{LOCK}.{owner}"
+    draft.unlink(missing_ok=True)  # of an earlier attempt that failed
+    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        _unlink(draft, root)  # of an earlier attempt that failed
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=root)
         _flock(fd)  # before the name `lock` exists, so that it is never seen without its kernel lock
         os.write(fd, json.dumps({**own_record(), "owner": owner}).encode("ascii"))
         for _ in range(100):
             try:
-                os.link(draft, LOCK, src_dir_fd=root, dst_dir_fd=root, follow_symlinks=False)
+                os.link(draft, path, follow_symlinks=False)
             except FileExistsError:  # also if a network file system repeats a request that succeeded
-                if not _same_file(fd, root) and not _replace(directory, root, draft, take_over, report):
+                if not _same_file(fd, path) and not _replace(path, draft, take_over, report):
                     continue
             except FileNotFoundError:  # the writer removes drafts of others
-                _refuse(directory, _read_path(root), "it is running")
-            _unlink(draft, root)
-            return Held(directory, owner, root, fd)
+                _refuse(path, _read_path(path), "it is running")
+            return Held(path, fd)
         raise SaveError(f"{directory} is locked and unlocked by other writers all the time; try again")
     except BaseException:
-        _unlink(draft, root)
-        for number in (fd, root):
-            if number >= 0:
-                os.close(number)
+        os.close(fd)
         raise
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
 
 
-def _unlink(name: str, root: int) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=root)
-
-
-def _replace(directory: Path, root: int, draft: str, take_over: bool, report: Callable[[str], object] | None) -> bool:
+def _replace(path: Path, draft: Path, take_over: bool, report: Callable[[str], object]) -> bool:
     """Replace an existing lock by the draft if its writer has ended; False if it disappeared meanwhile."""
     try:
-        fd = os.open(LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise SaveError(f"{directory / LOCK} cannot be opened: {error.strerror}\n  remove it") from None
+        raise SaveError(f"{path} cannot be opened: {error.strerror}\n  remove it") from None
     with closing(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SaveError(f"{directory / LOCK} is not a regular file\n  remove it")
-        record = _read(fd)
+            raise SaveError(f"{path} is not a regular file\n  remove it")
+        record, here = _read(fd), own_record()
         has_kernel_lock = _flock(fd)
         if has_kernel_lock is False:
-            _refuse(directory, record, "it is running")
-        if not _same_file(fd, root):
+            _refuse(path, record, "it is running")
+        if not _same_file(fd, path):
             return False
-        if not (has_kernel_lock and record.get("boot") == _boot() != ""):
-            _await_silence(directory, root, draft, fd, record, take_over, report)
-        os.rename(draft, LOCK, src_dir_fd=root, dst_dir_fd=root)
+        if not (has_kernel_lock and record.get("boot") == here["boot"] != ""):
+            os.utime(draft)  # the file system's own clock
+            silent = draft.stat().st_mtime - os.fstat(fd).st_mtime
+            if may_live := await_silence(record, silent, lambda: _last_beat(path), take_over, report):
+                _refuse(path, record, may_live)
+            if not take_over and record.get("host") != here["host"]:
+                _refuse(path, record, f"its last heartbeat was {silent:.0f} s ago")
+        draft.rename(path)
         return True
 
 
-def _await_silence(
-    directory: Path,
-    root: int,
-    draft: str,
-    fd: int,
-    record: dict[str, Any],
-    take_over: bool,
-    report: Callable[[str], object] | None,
-) -> None:
-    """Wait until the writer on another machine is silent; raises `SaveError` if it is alive or may be."""
-    same_host = record.get("host") == socket.gethostname()
-    beat, silent = os.fstat(fd).st_mtime, _silence(root, draft, fd)
-    if silent < SILENT_SECONDS and take_over:
-        if report is not None:
-            report(f"waiting {SILENT_SECONDS - max(silent, 0.0):.0f} s for a heartbeat of {holder(record)}")
-        deadline = time.monotonic() + SILENT_SECONDS - max(silent, 0.0)
-        while time.monotonic() < deadline:
-            time.sleep(min(1.0, SILENT_SECONDS / 20))
-            if _path_time(root) != beat:
-                _refuse(directory, record, "its heartbeat is recent, so it is running")
-    elif silent < SILENT_SECONDS or not (take_over or same_host):
-        _refuse(directory, record, f"its last heartbeat was {max(silent, 0):.0f} s ago")
-
-
-def _refuse(directory: Path, record: dict[str, Any], evidence: str) -> NoReturn:
+def _refuse(path: Path, record: dict[str, Any], evidence: str) -> NoReturn:
     raise SaveError(
-        f"{directory} is being written by {holder(record)}; {evidence}; two writers would overwrite each other's "
+        f"{path.parent} is being written by {holder(record)}; {evidence}; two writers would overwrite each other's "
         f"steps\n  use another directory for this run, or, if that process has certainly ended, --take-over "
-        f"(take_over=True) or remove {directory / LOCK}"
+        f"(take_over=True) or remove {path}"
     )
 
 
-def _silence(root: int, draft: str, fd: int) -> float:
-    """The seconds since the last heartbeat, by the file system's own clock."""
-    os.utime(draft, dir_fd=root, follow_symlinks=False)
-    return os.stat(draft, dir_fd=root, follow_symlinks=False).st_mtime - os.fstat(fd).st_mtime
-
-
-def _path_time(root: int) -> float:
-    """The time of the last heartbeat. The file is opened again, because network file systems cache attributes."""
-    try:
-        with _opened(root) as fd:
-            return os.fstat(fd).st_mtime
-    except OSError:
-        return -1.0
-
-
-def _opened(root: int) -> contextlib.AbstractContextManager[int]:
+def _opened(path: Path) -> contextlib.AbstractContextManager[int]:
     """The lock file, for reading; raises `OSError`."""
-    return closing(os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=root))
+    return closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def _last_beat(path: Path) -> float:
+    """The time of the last heartbeat. The file is opened again, because network file systems cache attributes."""
+    with contextlib.suppress(OSError), _opened(path) as fd:
+        return os.fstat(fd).st_mtime
+    return -1.0
 
 
 def _flock(fd: int) -> bool | None:
@@ -211,46 +162,23 @@ def _flock(fd: int) -> bool | None:
     return True
 
 
-def _same_file(fd: int, root: int) -> bool:
+def _same_file(fd: int, path: Path) -> bool:
     """True if the name `lock` is still this open file."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(LOCK, dir_fd=root, follow_symlinks=False))
+        return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
 
 
-def _read_path(root: int) -> dict[str, Any]:
-    try:
-        with _opened(root) as fd:
-            return _read(fd)
-    except OSError:
-        return {}
+def _read_path(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError), _opened(path) as fd:
+        return _read(fd)
+    return {}
 
 
 def _read(fd: int) -> dict[str, Any]:
     """The content of a lock file; empty if it cannot be parsed."""
-    try:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         record = json.loads(os.pread(fd, _LONGEST, 0))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def holder(record: dict[str, Any]) -> str:
-    """The writer that a lock file names."""
-    if not {"pid", "host"} <= record.keys():
-        return "a writer that its lock file does not name"
-    return f"process {short(record['pid'])} on {short(record['host'])}"
-
-
-def own_record() -> dict[str, Any]:
-    """What identifies this process in a lock file."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot()}
-
-
-def _boot() -> str:
-    """The boot id of this kernel, which its containers share; empty if it cannot be read."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+        return record if isinstance(record, dict) else {}
+    return {}

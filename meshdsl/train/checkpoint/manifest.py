@@ -21,10 +21,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -33,7 +33,7 @@ import numpy as np
 from ...dims import Dim
 from ...errors import CheckpointError, short
 from ...ir import Type
-from .files import opened, read_at, regular_size
+from .files import read_at, regular_size
 from .grid import Cuts, cell, cell_count
 
 MANIFEST = "manifest.json"
@@ -51,7 +51,6 @@ DTYPES: dict[str, np.dtype] = {  # by name; sub-byte types are stored as one byt
 }
 
 PATH_LIMIT = 1024  # characters
-HEADER_KEYS = ("step", "save", "files", "config", "data", "key")
 
 
 class Chunk(NamedTuple):
@@ -103,8 +102,7 @@ def part_name(number: int) -> str:
 
 def dump(manifest: Manifest) -> Iterator[bytes]:
     """The lines of the manifest, encoded."""
-    h = manifest.header
-    fields = {"format": FORMAT, "version": VERSION, **{name: getattr(h, name) for name in HEADER_KEYS}}
+    fields = {"format": FORMAT, "version": VERSION, **vars(manifest.header)}
     total = hashlib.sha256()
     entries = list(manifest.tensors.values())
     lines = itertools.chain(
@@ -119,20 +117,16 @@ def dump(manifest: Manifest) -> Iterator[bytes]:
     yield _last(total.hexdigest())
 
 
-def load(folder: int, step: int) -> Manifest:
+def load(folder: Path, step: int) -> Manifest:
     """Reads and checks the manifest of the step whose directory is open.
 
     Raises `CheckpointError` naming the file if the hash is wrong, or a size, or if it is malformed.
     """
-    with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if re.fullmatch(r"part-\d{5,6}\.bin", entry.name)]
-    sizes = {name: regular_size(name, folder) for name in names}
-    with opened(MANIFEST, folder) as fd:
-        size, largest = os.fstat(fd).st_size, (16 << 20) + sum(sizes.values()) // 4
-        if size > largest:
-            raise CheckpointError(f"{MANIFEST}: it has {size} bytes; the limit for these part files is {largest}")
-        raw = bytearray(size)
-        read_at(fd, memoryview(raw), 0, MANIFEST)
+    sizes = {p.name: regular_size(p) for p in folder.iterdir() if re.fullmatch(r"part-\d{5,6}\.bin", p.name)}
+    size, largest = regular_size(folder / MANIFEST), (16 << 20) + sum(sizes.values()) // 4
+    if size > largest:
+        raise CheckpointError(f"{MANIFEST}: it has {size} bytes; the limit for these part files is {largest}")
+    raw = read_at(folder / MANIFEST)
     end = raw.rfind(b'"sha256": ')
     if end < 0 or raw[end:] != _last(hashlib.sha256(memoryview(raw)[:end]).hexdigest()):
         raise CheckpointError(f"{MANIFEST}: it does not end with the SHA-256 of its content")

@@ -25,12 +25,13 @@ from ...errors.installed import optional
 from ...ir import Type
 from ...trace import Tensor
 from . import processes
+from .arguments import flat
 from .device_put import Destination, targets
 from .digest import sums
+from .directory import lost
 from .manifest import Header, Manifest, StoredTensor
 from .owner import Owner
 from .read import STEP, step_name
-from .trees import flat
 
 NEWEST = "newest"
 OWN_FORMAT = "use meshdsl's own format, a directory"
@@ -75,7 +76,7 @@ class OrbaxStore:
         self._remove(self.steps()[: -self.keep] if self.keep else [])
 
     def _remove(self, steps: list[int]) -> None:
-        for step in steps if processes.index() == 0 else []:
+        for step in steps if jax.process_index() == 0 else []:
             with library_errors(SaveError, f"{step_name(step)} in {self.directory} was not removed"):
                 (self.directory / step_name(step)).rmtree()
 
@@ -89,13 +90,11 @@ class OrbaxStore:
         """A line for the newest step, if it is lost. A step that is not committed is not listed."""
         newest = self.directory / NEWEST
         with contextlib.suppress(Exception):  # it is only a hint
-            step = json.loads(newest.read_text())["step"] if newest.exists() else None
-            if step is not None and step > max(self.steps(), default=-1):
-                return [f"{step_name(step)} was saved in {self.directory} and is missing now"]
+            return lost(newest.read_text(), self.steps(), self.directory)
         return []
 
     def _note_newest(self, step: int | None) -> None:
-        if processes.index() == 0:
+        if jax.process_index() == 0:
             (self.directory / NEWEST).write_text(json.dumps({"step": step}))
 
     def _finish(self, step: int) -> None:

@@ -11,14 +11,13 @@ import contextlib
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...errors import SaveError
-from .lock import BEAT_SECONDS, SILENT_SECONDS, holder, own_record
+from .heartbeat import SILENT_SECONDS, Heartbeat, await_silence, holder, own_record
 
 OWNER = "owner"
 
@@ -29,60 +28,45 @@ class Owner:
     def __init__(self, directory: Any, take_over: bool, report: Callable[[str], object]):
         self.directory, self.take_over, self.report = directory, take_over, report
         self.path, self.token = directory / OWNER, secrets.token_hex(8)
-        self._ended: threading.Event | None = None  # of the heartbeat
+        self._heartbeat: Heartbeat | None = None
 
     def claim(self) -> None:
         """Become the owner. Raises `SaveError` if another run is, or has become it; raises also what the store does."""
-        if self._ended is not None:
-            if (record := self._read()).get("token") != self.token:
+        record = self._read()
+        if self._heartbeat is not None:
+            if record.get("token") != self.token:
                 raise SaveError(f"{self.directory} was taken over by {holder(record)}; this run no longer saves there")
             return
-        record = self._read()
-        if record and not _has_ended(record):
-            self._await_silence(record)
+        silent = time.time() - record.get("time", 0.0)
+        if (
+            record
+            and not _has_ended(record)
+            and await_silence(record, silent, lambda: self._read() or record, self.take_over, self.report)
+        ):
+            raise SaveError(
+                f"{self.directory} is being written by {holder(record)}, whose last heartbeat was {max(silent, 0):.0f} "
+                "s ago; two writers would overwrite each other's steps\n  use another URL for this run, or, if that "
+                f"process has certainly ended, --take-over (take_over=True), which waits {SILENT_SECONDS:.0f} s for a "
+                "heartbeat"
+            )
         self._write()
-        self._ended = threading.Event()
-        threading.Thread(target=self._beat, args=(self._ended,), name="meshdsl-heartbeat", daemon=True).start()
+        self._heartbeat = Heartbeat(self._beat)
 
     def release(self) -> None:
         """Remove the file, if it is still this run's."""
-        if self._ended is not None:
-            self._ended.set()
-            self._ended = None
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
             with contextlib.suppress(Exception):  # of the store's library; the file is soon old
                 if self._read().get("token") == self.token:
                     self.path.unlink()
 
-    def _await_silence(self, record: dict[str, Any]) -> None:
-        """Wait until the heartbeat has stopped for long enough; raises `SaveError` if it has not, or may not have."""
-        silent = time.time() - record["time"]
-        if silent >= SILENT_SECONDS:
-            return
-        left = min(SILENT_SECONDS - silent, SILENT_SECONDS)
-        if self.take_over:
-            self.report(f"waiting {left:.0f} s for a heartbeat of {holder(record)}")
-            deadline = time.monotonic() + left
-            while time.monotonic() < deadline:
-                time.sleep(min(1.0, SILENT_SECONDS / 20))
-                if (now := self._read()) and now != record:
-                    break
-            else:
-                return
-        raise SaveError(
-            f"{self.directory} is being written by {holder(record)}, whose last heartbeat was {max(silent, 0):.0f} s "
-            "ago; two writers would overwrite each other's steps\n  use another URL for this run, or, if that process "
-            f"has certainly ended, --take-over (take_over=True), which waits {SILENT_SECONDS:.0f} s for a heartbeat"
-        )
-
-    def _beat(self, ended: threading.Event) -> None:
-        while not ended.wait(BEAT_SECONDS):
-            with contextlib.suppress(Exception):  # a store that fails is reported by the next save
-                if self._read().get("token") != self.token:
-                    return
-                self._write()
+    def _beat(self) -> None:
+        if self._read().get("token") == self.token:
+            self._write()
 
     def _write(self) -> None:
-        record = {**own_record(), **_process(os.getpid()), "token": self.token, "time": time.time()}
+        record = {**_here(), "token": self.token, "time": time.time()}
         self.path.write_text(json.dumps(record))
 
     def _read(self) -> dict[str, Any]:
@@ -100,11 +84,15 @@ class Owner:
 
 def _has_ended(record: dict[str, Any]) -> bool:
     """True if an owner was on this machine, among the processes that this one sees, and has ended."""
-    here = {**own_record(), **_process(os.getpid())}
+    here = _here()
     if not here["boot"] or any(record.get(name) != here[name] for name in ("boot", "namespace")):
         return False
     pid = record.get("pid")
     return isinstance(pid, int) and _process(pid)["began"] != record.get("began")
+
+
+def _here() -> dict[str, Any]:
+    return {**own_record(), **_process(os.getpid())}
 
 
 def _process(pid: int) -> dict[str, str]:

@@ -14,38 +14,28 @@ from jax.experimental import multihost_utils
 from ...errors import CheckpointError, SaveError
 
 
-def index() -> int:
-    """The index of this process, from 0."""
-    return jax.process_index()
-
-
-def count() -> int:
-    """The number of processes."""
-    return jax.process_count()
-
-
-def from_first(data: bytes, size: int) -> bytes:
-    """The bytes that process 0 passes, at most `size`; the arguments of other processes are ignored."""
-    if count() == 1:
-        return data
-    message = np.zeros(size + 1, np.uint8)
-    message[0] = len(data)
-    message[1 : 1 + len(data)] = np.frombuffer(data, np.uint8)
-    received = np.asarray(multihost_utils.broadcast_one_to_all(message))
-    return received[1 : 1 + int(received[0])].tobytes()
+def gathered(data: bytes) -> list[bytes]:
+    """The bytes that each process passes, by the number of the process."""
+    sizes = _all(np.array([len(data)], np.int32))[:, 0]
+    padded = data.ljust(1 << int(sizes.max()).bit_length(), b"\0")  # few sizes, because each is compiled
+    rows = _all(np.frombuffer(padded, np.uint8))
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
 def all_processes(condition: bool) -> bool:
     """True if the condition is true in every process."""
-    if count() == 1:
-        return condition
-    return bool(np.all(multihost_utils.process_allgather(np.array([condition], np.uint8))))
+    return bool(np.all(_all(np.array([condition], np.uint8))))
+
+
+def _all(values: np.ndarray) -> np.ndarray:
+    """The values of each process, as rows."""
+    return values[None] if jax.process_count() == 1 else np.asarray(multihost_utils.process_allgather(values))
 
 
 def on_first(failure: str, work: Callable[[], None]) -> None:
     """Run `work` on process 0; if it fails, every process raises an error, a `SaveError` with the text `failure`."""
     problem: Exception | None = None
-    if index() == 0:
+    if jax.process_index() == 0:
         try:
             work()
         except (OSError, CheckpointError) as error:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import CheckpointError
-from .files import open_root, opened, read_at
+from .files import opened, read_at
 from .grid import Box, cell, cells_in, intersect
 from .manifest import Manifest, StoredTensor, load, part_name
 
@@ -27,7 +27,7 @@ class ReadRequest(NamedTuple):
 class StepReader:
     """An open step; see `open_step`. `bytes_read` is the number of tensor bytes read so far."""
 
-    def __init__(self, folder: int, manifest: Manifest):
+    def __init__(self, folder: Path, manifest: Manifest):
         self.folder, self.manifest = folder, manifest
         self.bytes_read = 0
 
@@ -61,9 +61,7 @@ class StepReader:
     def _chunk(self, entry: StoredTensor, number: int, box: Box) -> np.ndarray:
         chunk, name = entry.chunks[number], part_name(entry.chunks[number].file)
         size = box.elements * entry.type.dtype.itemsize
-        raw = bytearray(size)
-        with opened(name, self.folder) as fd:
-            read_at(fd, memoryview(raw), chunk.offset, name)
+        raw = read_at(self.folder / name, chunk.offset, size)
         self.bytes_read += size
         if hashlib.sha256(raw).digest() != chunk.sha256:
             raise CheckpointError(
@@ -88,13 +86,13 @@ def step_name(step: int) -> str:
 @contextlib.contextmanager
 def open_step(directory: Path, step: int) -> Iterator[StepReader]:
     """Opens a step and checks its manifest. Raises `CheckpointError` naming the step, the file and the key."""
-    name = step_name(step)
+    folder = directory / step_name(step)
     try:
-        opening = open_root(directory)
+        directory.stat()
     except OSError as error:
         raise CheckpointError(f"{directory}: the directory cannot be opened: {error.strerror}") from None
-    with opening as root, opened(name, root, directory=True) as folder:
+    with opened(folder, directory=True):
         try:
             yield StepReader(folder, load(folder, step))
         except CheckpointError as error:
-            raise CheckpointError(f"{name}/{error.args[0]}") from None
+            raise CheckpointError(f"{folder.name}/{error.args[0]}") from None

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from ...errors import CheckpointError, SaveError, at, caller
 from ...trace import Tensor
 from . import lock, processes
 from .device_put import Destination, device_put
-from .directory import clean, is_good, lost_newest, note_newest, remove_step, set_aside, step_numbers, unfinished
-from .files import open_root, remove_tree
+from .directory import clean, is_good, lost_newest, note_newest, set_aside, step_numbers, unfinished
+from .files import remove_tree, sync
 from .read import StepReader, open_step, step_name
-from .write import Snapshot, StoragePlan, await_publication, mark_failed, plan, publish, snapshot, write_part
+from .write import Copies, Save, plan, snapshot
 
 
 class DirectoryStore:
@@ -74,9 +75,8 @@ class DirectoryStore:
 
     def problems(self) -> list[str]:
         """A line for each step that is lost or unfinished."""
-        missing = lost_newest(self.directory)
-        lost = [f"{missing} was saved in {self.directory} and is missing now"] if missing else []
-        return lost + [f"{name} in {self.directory} is an unfinished save" for name in unfinished(self.directory)]
+        interrupted = [f"{name} in {self.directory} is an unfinished save" for name in unfinished(self.directory)]
+        return lost_newest(self.directory) + interrupted
 
     def open(self, step: int) -> contextlib.AbstractContextManager[StepReader]:
         """Open a step; raises `CheckpointError` if its description is missing or invalid."""
@@ -97,19 +97,18 @@ class DirectoryStore:
     def save(self, step: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Start to write a step after `wait`; returns once the tensors are copied to the host."""
         plans = plan(tensors, self.chunk_bytes)
-        folder, save = self._begin(step)
+        folder, unique = self._begin(step)
+        header = {"step": step, "save": unique, **fields}
+        save = Save(folder, self.directory / step_name(step), header, plans, self.seconds)
         try:
-            snapshots = snapshot(plans, tensors)
+            copied = snapshot(plans, tensors)
         except BaseException:
-            mark_failed(folder, processes.index())
+            save.mark_failed()
             raise
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "meshdsl-checkpoint")
             atexit.register(self.close)  # reports a failed save even without close()
-        process_info = processes.index(), processes.count()
-        self._writing = self._thread.submit(
-            self._write, folder, {"step": step, "save": save, **fields}, plans, snapshots, *process_info
-        )
+        self._writing = self._thread.submit(self._write, step, save, copied)
 
     def discard(self, after: int) -> None:
         """Remove the steps after this one."""
@@ -120,13 +119,13 @@ class DirectoryStore:
             note_newest(self.directory, max((step for step in existing if step <= after), default=None))
             for step in existing:
                 if step > after:
-                    remove_step(self.directory, step, self._owner)
+                    self._remove(step)
 
         processes.on_first(f"steps after {after} were not discarded", discard)
 
     def _begin(self, step: int) -> tuple[Path, str]:
         """The directory to write to, and the id of the save, which process 0 creates for all processes."""
-        save = processes.from_first(secrets.token_hex(8).encode("ascii"), 16).decode("ascii")
+        save = processes.gathered(secrets.token_hex(8).encode("ascii"))[0].decode("ascii")
         folder = self.directory / f"{step_name(step)}.{save}.unfinished"
 
         def begin() -> None:
@@ -142,8 +141,7 @@ class DirectoryStore:
             self._lock.check()
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        with open_root(self.directory.parent) as parent:
-            os.fsync(parent)
+        sync(self.directory.parent)
         self._lock = lock.acquire(self.directory, self._owner, take_over=self.take_over, report=self.report)
 
     def _make_room(self, step: int) -> None:
@@ -158,43 +156,38 @@ class DirectoryStore:
                     f"  to continue from an earlier step, remove later ones with discard(after={max(step - 1, 0)}), "
                     "or use another directory"
                 )
-            new_name = set_aside(self.directory, existing, self._owner)
-            self.report(f"{step_name(existing)} in {self.directory} is corrupt; renamed to {new_name}")
+            new = set_aside(self.directory, existing, f"{self._owner}.bad")
+            self.report(f"{step_name(existing)} in {self.directory} is corrupt; renamed to {new.name}")
 
-    def _write(
-        self,
-        folder: Path,
-        fields: dict[str, Any],
-        plans: list[StoragePlan],
-        snapshots: list[Snapshot],
-        process: int,
-        count: int,
-    ) -> None:
+    def _remove(self, step: int) -> None:
+        remove_tree(set_aside(self.directory, step, f"{self._owner}.removed"))
+
+    def _write(self, step: int, save: Save, copied: list[Copies]) -> None:
         """Write this process's part and publish the step; runs on the writer thread."""
-        step, save = fields["step"], fields["save"]
+        is_first = jax.process_index() == 0
         try:
-            write_part(folder, process, snapshots)
-            if process == 0:
+            save.write_part(copied)
+            if is_first:
                 assert self._lock is not None  # `save` took it
-                publish(folder, self.directory / step_name(step), fields, plans, count, self.seconds, self._lock.check)
+                save.publish(self._lock.check)
             else:
-                await_publication(folder, self.directory, step, save, self.seconds)
+                save.await_publication()
         except Exception as error:
-            with contextlib.suppress(OSError, CheckpointError):
-                mark_failed(folder, process)
-            if process == 0:
-                with contextlib.suppress(OSError, CheckpointError), open_root(self.directory) as root:
-                    remove_tree(folder.name, root)
+            with contextlib.suppress(OSError):
+                save.mark_failed()
+            if is_first:
+                with contextlib.suppress(OSError):
+                    remove_tree(save.folder)
             existing = [step_name(s) for s in self.steps()]
             newest = f"the newest saved step is {existing[-1]}" if existing else "no other step is saved"
             raise SaveError(f"{step_name(step)} was not saved in {self.directory}: {error}\n  {newest}") from error
-        if process == 0:
+        if is_first:
             self._retire(step)
 
     def _retire(self, step: int) -> None:
         try:
             for old in self.steps()[: -self.keep] if self.keep else []:
-                remove_step(self.directory, old, self._owner)  # first, because it makes room on a disk that is full
+                self._remove(old)  # first, because it makes room on a disk that is full
             note_newest(self.directory, step)
         except (OSError, CheckpointError) as error:
             raise SaveError(f"{step_name(step)} was saved, but old steps were not removed: {error}") from error

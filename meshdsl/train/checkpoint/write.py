@@ -8,12 +8,10 @@ through the file system, so saving can run during the program's own collectives.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ import numpy as np
 from ...errors import CheckpointError, SaveError
 from ...ir import Type
 from ...trace import Tensor
-from .files import open_root, opened, read_at, regular_size, rename, write_durably
+from .files import move, read_at, regular_size, sync, write_durably
 from .grid import Box, Cuts, boundaries, cell, cell_count, cells_in, refine, unpadded
 from .manifest import MANIFEST, Chunk, Header, Manifest, StoredTensor, dump, load, part_name
 from .read import open_step
@@ -42,12 +40,7 @@ class StoragePlan:
     owners: tuple[tuple[Box, int], ...]  # each part, without padding, and the process that writes it
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Host copies of this process's parts of one tensor."""
-
-    plan: StoragePlan
-    parts: tuple[tuple[Box, np.ndarray], ...]
+Copies = list[tuple[Box, np.ndarray]]  # this process's parts of one tensor, on the host
 
 
 def plan(tensors: Mapping[str, Tensor], chunk_bytes: int) -> list[StoragePlan]:
@@ -69,17 +62,16 @@ def _plan(path: str, x: Tensor, number: int, chunk_bytes: int) -> StoragePlan:
     return StoragePlan(path, x.type, refine(boundaries(x.shape, holders), x.dtype.itemsize, chunk_bytes), owners)
 
 
-def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> list[Snapshot]:
-    """Copies the parts that this process writes to the host. Afterwards the tensors may be donated."""
+def snapshot(plans: Sequence[StoragePlan], tensors: Mapping[str, Tensor]) -> list[Copies]:
+    """Copies the parts that this process writes to the host, by plan. Afterwards the tensors may be donated."""
     own_shards = [_own_shards(p, tensors[p.path]) for p in plans]
     for shards in own_shards:
         for shard in shards.values():
             shard.copy_to_host_async()
-    snapshots = []
-    for p, shards in zip(plans, own_shards, strict=True):
-        parts = ((box, np.asarray(shard)[tuple(slice(0, n) for n in box.size)].copy()) for box, shard in shards.items())
-        snapshots.append(Snapshot(p, tuple(parts)))
-    return snapshots
+    return [
+        [(box, np.asarray(shard)[tuple(slice(0, n) for n in box.size)].copy()) for box, shard in shards.items()]
+        for shards in own_shards
+    ]
 
 
 def _own_shards(p: StoragePlan, x: Tensor) -> dict[Box, jax.Array]:
@@ -87,128 +79,105 @@ def _own_shards(p: StoragePlan, x: Tensor) -> dict[Box, jax.Array]:
     return {box: shards_by_box[box] for box, owner in p.owners if owner == jax.process_index()}
 
 
-def write_part(folder: Path, process: int, snapshots: Sequence[Snapshot]) -> None:
-    """Write this process's chunks, then a note with their locations."""
-    notes: list[tuple[int, int, int, str]] = []
+@dataclass(frozen=True)
+class Save:
+    """One save of a step, in which each process writes its part."""
 
-    def fill(write: Any) -> None:
-        offset = 0
-        for number, copied in enumerate(snapshots):
-            cuts = copied.plan.cuts
-            for box, values in copied.parts:
-                for n in cells_in(cuts, box):
-                    part = np.ascontiguousarray(values[cell(cuts, n).slices(box.start)])
-                    raw = part.reshape(-1).view(np.uint8).data
-                    write(raw)
-                    notes.append((number, n, offset, hashlib.sha256(raw).hexdigest()))
-                    offset += len(raw)
+    folder: Path  # renamed to `final` once it is complete
+    final: Path
+    fields: Mapping[str, Any]  # of the header
+    plans: Sequence[StoragePlan]
+    seconds: float  # that a process waits for the others
 
-    draft = f"{_note(process)}.draft"
-    with opened(str(folder), directory=True) as fd:
-        write_durably(part_name(process), fd, fill)
-        write_durably(draft, fd, lambda write: write(json.dumps({"chunks": notes}).encode("ascii")))
-        rename(draft, _note(process), fd)
+    def write_part(self, copied: Sequence[Copies]) -> None:
+        """Write this process's chunks, then a note with their locations."""
+        notes: list[tuple[int, int, int, str]] = []
 
+        def chunks() -> Iterator[memoryview]:
+            offset = 0
+            for number, (p, copies) in enumerate(zip(self.plans, copied, strict=True)):
+                for box, values in copies:
+                    for n in cells_in(p.cuts, box):
+                        part = np.ascontiguousarray(values[cell(p.cuts, n).slices(box.start)])
+                        raw = part.reshape(-1).view(np.uint8).data
+                        yield raw
+                        notes.append((number, n, offset, hashlib.sha256(raw).hexdigest()))
+                        offset += len(raw)
 
-def mark_failed(folder: Path, process: int) -> None:
-    """Mark this process's part as failed, for the other processes."""
-    with opened(str(folder), directory=True) as fd, contextlib.suppress(FileExistsError):
-        os.mkdir(f"failed-{process:05d}", dir_fd=fd)
+        write_durably(self.folder / part_name(jax.process_index()), chunks())
+        note = self._note(jax.process_index())
+        draft = note.with_name(f"{note.name}.draft")
+        write_durably(draft, [json.dumps({"chunks": notes}).encode("ascii")])
+        draft.rename(note)
 
+    def mark_failed(self) -> None:
+        """Mark this process's part as failed, for the other processes."""
+        (self.folder / f"failed-{jax.process_index():05d}").mkdir(exist_ok=True)
 
-def publish(
-    folder: Path,
-    final: Path,
-    header: Mapping[str, Any],
-    plans: Sequence[StoragePlan],
-    processes: int,
-    seconds: float,
-    check: Callable[[], None],
-) -> None:
-    """Wait for the notes of all processes, write the manifest, and rename the directory to the step's name.
+    def publish(self, check: Callable[[], None]) -> None:
+        """Wait for the notes of all processes, write the manifest, and rename the directory to the step's name.
 
-    `check()` runs before the rename and may raise. Raises `SaveError` if a process failed, or if its note does not
-    appear in time.
-    """
-    with opened(str(folder), directory=True) as fd:
-        manifest = _gather(folder, fd, header, plans, processes, seconds)
+        `check()` runs before the rename and may raise. Raises `SaveError` if a process failed, or if its note does not
+        appear in time.
+        """
+        manifest = self._gathered()
+        write_durably(self.folder / MANIFEST, dump(manifest))
+        load(self.folder, manifest.header.step)  # check that the reader accepts it before publishing
+        sync(self.folder)
+        check()
+        move(self.folder, self.final)
 
-        def fill(write: Any) -> None:
-            for line in dump(manifest):
-                write(line)
+    def _gathered(self) -> Manifest:
+        """The manifest, from the notes of all processes, which are removed."""
+        chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in self.plans]
+        deadline, numbers = time.monotonic() + self.seconds, range(jax.process_count())
+        for process in numbers:
+            note = self._note(process)
+            self._wait_for(note, process, deadline)
+            for number, n, offset, digest in json.loads(read_at(note))["chunks"]:
+                chunks[number][n] = Chunk(process, offset, bytes.fromhex(digest))
+            note.unlink()
+        missing = [p.path for p, cells in zip(self.plans, chunks, strict=True) if None in cells]
+        if missing:
+            raise SaveError(f"no process wrote all of {missing[0]!r}")
+        entries = {
+            p.path: StoredTensor(p.path, p.type, p.cuts, tuple(c for c in cells if c))
+            for p, cells in zip(self.plans, chunks, strict=True)
+        }
+        files = tuple(regular_size(self.folder / part_name(n)) for n in numbers)
+        return Manifest(Header(**self.fields, files=files), entries)
 
-        write_durably(MANIFEST, fd, fill)
-        load(fd, manifest.header.step)  # check that the reader accepts it before publishing
-        os.fsync(fd)
-    check()
-    with open_root(final.parent) as root:
-        rename(folder.name, final.name, root)
-        os.fsync(root)
+    def _wait_for(self, note: Path, process: int, deadline: float) -> None:
+        while not note.exists():
+            failed = next(iter(sorted(self.folder.glob("failed-*"))), None)
+            if failed is not None:
+                raise SaveError(f"process {int(failed.name[-5:])} could not write its part")
+            if time.monotonic() > deadline:
+                raise SaveError(
+                    f"the part of process {process} did not appear in {self.folder} in time\n"
+                    "  every process must save at the same steps, and all must share one file system"
+                )
+            time.sleep(_POLL_SECONDS)
 
+    def await_publication(self) -> None:
+        """Wait until process 0 has published the step; called by the other processes.
 
-def _gather(
-    folder: Path, fd: int, header: Mapping[str, Any], plans: Sequence[StoragePlan], processes: int, seconds: float
-) -> Manifest:
-    """The manifest, from the notes of all processes, which are removed."""
-    chunks: list[list[Chunk | None]] = [[None] * cell_count(p.cuts) for p in plans]
-    deadline = time.monotonic() + seconds
-    for process in range(processes):
-        _wait_for(folder, process, deadline)
-        for number, n, offset, digest in _read_note(fd, process):
-            chunks[number][n] = Chunk(process, offset, digest)
-        os.unlink(_note(process), dir_fd=fd)
-    missing = [p.path for p, cells in zip(plans, chunks, strict=True) if None in cells]
-    if missing:
-        raise SaveError(f"no process wrote all of {missing[0]!r}")
-    entries = {
-        p.path: StoredTensor(p.path, p.type, p.cuts, tuple(c for c in cells if c))
-        for p, cells in zip(plans, chunks, strict=True)
-    }
-    files = tuple(regular_size(part_name(n), fd) for n in range(processes))
-    return Manifest(Header(**header, files=files), entries)
+        Raises `SaveError` if process 0 failed, or if the step is not published in time.
+        """
+        deadline = time.monotonic() + self.seconds
+        while self.folder.exists():
+            if (self.folder / "failed-00000").exists():
+                raise SaveError("process 0 could not write its part; see its error")
+            if time.monotonic() > deadline:
+                raise SaveError(f"process 0 did not publish the step in {self.seconds:g} seconds")
+            time.sleep(_POLL_SECONDS)
+        try:
+            with open_step(self.final.parent, self.fields["step"]) as reader:
+                published = reader.manifest.header.save
+        except CheckpointError as error:
+            raise SaveError(f"process 0 did not publish the step: {error.args[0]}") from None
+        if published != self.fields["save"]:
+            raise SaveError("process 0 did not publish the step; see its error")
 
-
-def await_publication(folder: Path, directory: Path, step: int, save: str, seconds: float) -> None:
-    """Wait until process 0 has published the step; called by the other processes.
-
-    Raises `SaveError` if process 0 failed, or if the step is not published in time.
-    """
-    deadline = time.monotonic() + seconds
-    while folder.exists():
-        if (folder / "failed-00000").exists():
-            raise SaveError("process 0 could not write its part; see its error")
-        if time.monotonic() > deadline:
-            raise SaveError(f"process 0 did not publish the step in {seconds:g} seconds")
-        time.sleep(_POLL_SECONDS)
-    try:
-        with open_step(directory, step) as reader:
-            published = reader.manifest.header.save
-    except CheckpointError as error:
-        raise SaveError(f"process 0 did not publish the step: {error.args[0]}") from None
-    if published != save:
-        raise SaveError("process 0 did not publish the step; see its error")
-
-
-def _wait_for(folder: Path, process: int, deadline: float) -> None:
-    while not (folder / _note(process)).exists():
-        failed = next(iter(sorted(folder.glob("failed-*"))), None)
-        if failed is not None:
-            raise SaveError(f"process {int(failed.name[-5:])} could not write its part")
-        if time.monotonic() > deadline:
-            raise SaveError(
-                f"the part of process {process} did not appear in {folder} in time\n"
-                "  every process must save at the same steps, and all must share one file system"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def _note(process: int) -> str:
-    return f"note-{process:05d}.json"
-
-
-def _read_note(folder: int, process: int) -> Iterable[tuple[int, int, int, bytes]]:
-    with opened(_note(process), folder) as fd:
-        raw = bytearray(os.fstat(fd).st_size)
-        read_at(fd, memoryview(raw), 0, _note(process))
-    for number, n, offset, digest in json.loads(raw)["chunks"]:
-        yield number, n, offset, bytes.fromhex(digest)
+    def _note(self, process: int) -> Path:
+        return self.folder / f"note-{process:05d}.json"

@@ -7,13 +7,12 @@ problems are collected, and reported together with those of the tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...errors import short
 
 LARGEST = 1 << 24  # of a size; some layers compute tables of so many numbers
-_SIZE = f"a positive integer up to {LARGEST}"
 _HARMLESS = (  # of the file, of training from scratch, of text generation, of classification, of unused outputs
     "architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache initializer_range "
     "initializer_factor bos_token_id eos_token_id pad_token_id unk_token_id decoder_start_token_id sep_token_id "
@@ -60,31 +59,20 @@ class HubConfig:
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer; 1 if there is a problem."""
-        value = self._value(key, default, 1)
-        if type(value) is int and 0 < value <= LARGEST:
-            return value
-        return self._problem(key, value, _SIZE, 1)
+        return self._checked(key, default, 1, _is_size, f"a positive integer up to {LARGEST}")
 
     def sizes(self, key: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """A list of positive integers; (1,) if there is a problem."""
-        value = self._value(key, default, (1,))
-        if isinstance(value, Sequence) and value and all(type(x) is int and 0 < x <= LARGEST for x in value):
-            return tuple(value)
-        return self._problem(key, value, f"a list of positive integers up to {LARGEST}", (1,))
+        expected = f"a list of positive integers up to {LARGEST}"
+        return tuple(self._checked(key, default, (1,), _are_sizes, expected))
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive finite number; 1 if there is a problem."""
-        value = self._value(key, default, 1.0)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
-            return float(value)
-        return self._problem(key, value, "a positive number", 1.0)
+        return float(self._checked(key, default, 1.0, _is_positive, "a positive number"))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false; false if there is a problem."""
-        value = self._value(key, default, False)
-        if isinstance(value, bool):
-            return value
-        return self._problem(key, value, "true or false", False)
+        return self._checked(key, default, False, lambda value: isinstance(value, bool), "true or false")
 
     def only(self, key: str, *known: Any) -> Any:
         """One of the known values; the first is that of a file without the key."""
@@ -128,6 +116,11 @@ class HubConfig:
         """The problems so far, one line each."""
         return tuple(dict.fromkeys(self._problems))
 
+    def _checked(self, key: str, default: Any, instead: Any, fits: Callable[[Any], bool], expected: str) -> Any:
+        """The value of a key if it fits, else `instead` and a problem."""
+        value = self._value(key, default, instead)
+        return value if fits(value) else self._problem(key, value, expected, instead)
+
     def _value(self, key: str, default: Any, instead: Any) -> Any:
         """The value of a key, or the default; `instead`, and a problem, if there is neither."""
         self._read.add(key)
@@ -144,3 +137,15 @@ class HubConfig:
         self._problems.append(f"{self.where}{key} is {short(value)}, and must be {expected}")
         self._stands_in.append(key)
         return instead
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 < value <= LARGEST
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, Sequence) and len(value) > 0 and all(map(_is_size, value))
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
