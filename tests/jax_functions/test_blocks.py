@@ -13,6 +13,7 @@ import pytest
 from jax.experimental import pallas as pl
 
 import meshdsl as md
+from tests.joined import calls
 from tests.stablehlo import cost_law
 
 
@@ -126,13 +127,15 @@ def test_jax_functions_obey_the_layout_law_with_gradients(name: str, count: int)
     wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(reference, argnums=numbers))(*arrays))
     dims = {d.name for x in tensors for d in x.dims}
     draw = random.Random(name)
-    for mesh, layout in [layouts(dims, draw) for _ in range(count)]:
-        step = md.compile(md.value_and_grad(loss, argnums=numbers), mesh, layout)
+    drawn = [layouts(dims, draw) for _ in range(count)]
+    steps = [md.compile(md.value_and_grad(loss, argnums=numbers), *each) for each in drawn]
+    ran = calls(*((step, tensors) for step in steps))
+    for layout, step, results in zip(drawn, steps, ran, strict=True):
         program = step.program(*tensors)
-        assert cost_law(program, step.lower(*tensors).as_text()) == len(program.collectives), (mesh, layout)
-        for got in (md.simulate(program, *tensors), [y.numpy() for y in jax.tree.leaves(step(*tensors))]):
+        assert cost_law(program, step.lower(*tensors).as_text()) == len(program.collectives), layout
+        for got in (md.simulate(program, *tensors), [y.numpy() for y in jax.tree.leaves(results)]):
             for a, b in zip(got, wanted, strict=True):
-                np.testing.assert_allclose(a, b, rtol=case.tolerance, atol=case.tolerance, err_msg=f"{mesh} {layout}")
+                np.testing.assert_allclose(a, b, rtol=case.tolerance, atol=case.tolerance, err_msg=str(layout))
 
 
 def test_a_gradient_that_mixes_places_is_refused() -> None:
@@ -153,6 +156,7 @@ def test_second_gradients_of_a_jax_function() -> None:
         return md.grad(lambda x: md.sum(md.square(md.grad(y)(x))))(x)
 
     x = md.tensor(np.random.default_rng(0).normal(size=(4, 3)), "b t")
-    y = jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(jnp.cumsum(x**3, 1)))(x) ** 2))(x.array)
-    for layout in ("b:r", "t:s", "b:r; t:s"):
-        np.testing.assert_allclose(md.compile(twice, "r:2 s:3", layout)(x).numpy(), y, rtol=1e-12)
+    y = jax.jit(jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(jnp.cumsum(x**3, 1)))(x) ** 2)))(x.array)
+    layouts = ("b:r", "t:s", "b:r; t:s")
+    for layout, found in zip(layouts, calls(*((md.compile(twice, "r:2 s:3", at), [x]) for at in layouts)), strict=True):
+        np.testing.assert_allclose(found.numpy(), y, rtol=1e-12, err_msg=layout)
