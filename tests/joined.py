@@ -6,7 +6,7 @@ The smallest program takes 30 ms to lower and compile, and as part of a larger o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,19 +17,26 @@ from meshdsl.trace import tree
 from meshdsl.trace.tensors import concrete
 
 
-def in_groups(functions: Mapping[Any, Callable[..., Any]], *args: Any, size: int = 16) -> Callable[[Hashable], Any]:
-    """The result of one of the functions of these arguments, by its key; `size` neighbours are one program."""
+def in_groups(functions: Mapping[Any, Callable[..., Any]], *args: Any, size: int = 16) -> Callable[[Any], Any]:
+    """The result of one of the functions of these arguments, by its key; `size` neighbours are one program.
+
+    If one of them raises, each is a program of its own, so that only its own case fails.
+    """
     keys = list(functions)
 
     @functools.cache
     def group(start: int) -> dict[Any, Any]:
         some = keys[start : start + size]
-        results = jax.jit(lambda *args: [functions[key](*args) for key in some])(*args)
+        try:
+            results = jax.jit(lambda *args: [functions[key](*args) for key in some])(*args)
+        except Exception:
+            return {}
         return dict(zip(some, results, strict=True))
 
-    def result(key: Hashable) -> Any:
+    def result(key: Any) -> Any:
         at = keys.index(key)
-        return group(at - at % size)[key]
+        results = group(at - at % size)
+        return results[key] if results else jax.jit(functions[key])(*args)
 
     return result
 
