@@ -127,15 +127,13 @@ def test_jax_functions_obey_the_layout_law_with_gradients(name: str, count: int)
     wanted = jax.tree.leaves(jax.jit(jax.value_and_grad(reference, argnums=numbers))(*arrays))
     dims = {d.name for x in tensors for d in x.dims}
     draw = random.Random(name)
-    drawn = [layouts(dims, draw) for _ in range(count)]
-    steps = [md.compile(md.value_and_grad(loss, argnums=numbers), *each) for each in drawn]
-    ran = calls(*((step, tensors) for step in steps))
-    for layout, step, results in zip(drawn, steps, ran, strict=True):
+    for mesh, layout in [layouts(dims, draw) for _ in range(count)]:
+        step = md.compile(md.value_and_grad(loss, argnums=numbers), mesh, layout)
         program = step.program(*tensors)
-        assert cost_law(program, step.lower(*tensors).as_text()) == len(program.collectives), layout
-        for got in (md.simulate(program, *tensors), [y.numpy() for y in jax.tree.leaves(results)]):
+        assert cost_law(program, step.lower(*tensors).as_text()) == len(program.collectives), (mesh, layout)
+        for got in (md.simulate(program, *tensors), [y.numpy() for y in jax.tree.leaves(step(*tensors))]):
             for a, b in zip(got, wanted, strict=True):
-                np.testing.assert_allclose(a, b, rtol=case.tolerance, atol=case.tolerance, err_msg=str(layout))
+                np.testing.assert_allclose(a, b, rtol=case.tolerance, atol=case.tolerance, err_msg=f"{mesh} {layout}")
 
 
 def test_a_gradient_that_mixes_places_is_refused() -> None:
