@@ -41,6 +41,31 @@ def in_groups(functions: Mapping[Any, Callable[..., Any]], *args: Any, size: int
     return result
 
 
+def calls_in_groups(
+    cases: Mapping[Any, Callable[[], tuple[md.Compiled, Sequence[Any]]]], size: int = 8
+) -> Callable[[Any], Any]:
+    """As `in_groups`, of compiled functions with their arguments, which each case makes when it is first needed."""
+    keys = list(cases)
+
+    @functools.cache
+    def group(start: int) -> dict[Any, Any]:
+        some = keys[start : start + size]
+        try:
+            return dict(zip(some, calls(*(cases[key]() for key in some)), strict=True))
+        except Exception:
+            return {}
+
+    def result(key: Any) -> Any:
+        at = keys.index(key)
+        results = group(at - at % size)
+        if results:
+            return results[key]
+        function, args = cases[key]()
+        return function(*args)
+
+    return result
+
+
 def calls(*each: tuple[md.Compiled, Sequence[Any]]) -> list[Any]:
     """What each compiled function returns for its arguments: those over the same devices run as one program."""
     found: list[Any] = [None] * len(each)
