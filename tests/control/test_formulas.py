@@ -16,8 +16,9 @@ from tests.joined import in_groups
 
 B, L, M, H, K = 2, 6, 6, 2, 4
 RNG = np.random.default_rng(3)
-Q, KEYS, V = (jnp.asarray(RNG.standard_normal((B, L, H, K)), jnp.float32) for _ in range(3))
-ROWS, COLUMNS = jnp.arange(L)[:, None], jnp.arange(M)[None]
+Q, KEYS, V = RNG.standard_normal((3, B, L, H, K)).astype("float32")  # of NumPy: nothing is compiled on import
+ROWS, COLUMNS = np.arange(L)[:, None], np.arange(M)[None]
+APART = (ROWS - COLUMNS).astype("float32")
 NAMES = {"q": "batch length heads head"}
 LAYOUTS = [("", ""), ("rows:2 cols:2", "batch:rows; heads:cols"), ("rows:2", "length:rows")]
 
@@ -43,12 +44,16 @@ def operations(m: md.Imported) -> list[str]:  # a softmax is a call with a gradi
 FORMULAS = [
     ("plain", {}, ["attention"]),
     ("causal", {"mask": ROWS >= COLUMNS, "fill": -jnp.inf}, ["attention"]),
-    ("tril", {"mask": jnp.tril(jnp.ones((L, M), bool))}, ["attention"]),
+    ("tril", {"mask": np.tril(np.ones((L, M), bool))}, ["attention"]),
     ("window", {"mask": (ROWS >= COLUMNS) & (ROWS - COLUMNS < 3)}, ["attention"]),
     ("some mask", {"mask": (ROWS + COLUMNS) % 3 != 1}, ["attention"]),
-    ("of keys", {"mask": jnp.arange(M) != 2}, ["attention"]),
-    ("bias", {"mask": ROWS >= COLUMNS, "bias": 0.3 * (ROWS - COLUMNS)}, ["attention"]),
-    ("of heads", {"bias": jnp.arange(H)[:, None, None] * 0.1 * (ROWS - COLUMNS)}, ["attention"]),
+    ("of keys", {"mask": np.arange(M) != 2}, ["attention"]),
+    ("bias", {"mask": ROWS >= COLUMNS, "bias": np.float32(0.3) * APART}, ["attention"]),
+    (
+        "of heads",
+        {"bias": np.arange(H, dtype="float32")[:, None, None] * np.float32(0.1) * APART},
+        ["attention"],
+    ),
     ("a row that sees nothing", {"mask": ROWS > COLUMNS}, ["call"]),
     ("a mask of data", {"mask": lambda q: q[:, :, 0, 0][:, None, None] > -5}, ["call"]),
     ("a small fill", {"mask": ROWS >= COLUMNS, "fill": -3.0}, ["call"]),
