@@ -172,7 +172,8 @@ def test_every_pair(index: int):
     wanted = {s: np.stack(blocks_of(c, s.whole(), [value])) for s in all_states}
     pairs = 0
     for i, source in enumerate(all_states):
-        after = {(): laid_out[source]}  # the blocks after some collectives: plans from one sharding begin alike
+        # the blocks after some collectives: plans from one sharding begin alike
+        after: dict[tuple[Step, ...], list[np.ndarray]] = {(): laid_out[source]}
         for j, target in enumerate(all_states):
             if not set(target.partial) <= set(source.partial):
                 continue
