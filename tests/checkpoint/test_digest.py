@@ -10,6 +10,7 @@ import pytest
 import meshdsl as md
 from meshdsl.train.checkpoint.digest import sums
 from meshdsl.train.peers import digests
+from tests.joined import calls
 
 DTYPES = [np.dtype(t) for t in (bool, "i1", "u2", "i4", "i8", ml_dtypes.bfloat16, "f2", "f4", "f8", "c8")]
 LAYOUTS = ["io:rows", "hidden:rows", "io:rows,cols", "io:cols hidden:rows", ""]
@@ -19,7 +20,8 @@ LAYOUTS = ["io:rows", "hidden:rows", "io:rows,cols", "io:cols hidden:rows", ""]
 def test_sums_do_not_depend_on_the_layout(dtype: np.dtype):
     values = np.random.default_rng(0).integers(0, 2, (5, 3)).astype(dtype)
     x = md.tensor(values, "io hidden")  # 5 and 3 are padded
-    moved = {layout: md.compile(lambda x: x, "rows:2 cols:2", layout)(x) for layout in LAYOUTS}
+    results = calls(*((md.compile(lambda x: x, "rows:2 cols:2", layout), [x]) for layout in LAYOUTS))
+    moved = dict(zip(LAYOUTS, results, strict=True))
     assert len({*sums(moved).values()}) == 1 and sums({"": x}) == {"": sums(moved)["io:rows"]}
     changed, swapped = values.copy(), values.copy()
     changed[4, 1] = values[4, 1] == 0

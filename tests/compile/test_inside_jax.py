@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 import meshdsl as md
 from meshdsl.compile.array_function import ArrayFunction
 from meshdsl.compile.inside_jax import _bind
+from tests.joined import in_groups
 
 X, W = np.random.default_rng(0).normal(size=(6, 8)), np.random.default_rng(1).normal(size=(8, 5))
 
@@ -52,7 +54,7 @@ def test_jaxify_takes_and_returns_arrays_in_the_programs_shardings() -> None:
     np.testing.assert_allclose(y["y"], 2 * X @ W, rtol=1e-12)
     assert int(y["i"]) == 4 and y["y"].shape == (6, 5)
     grads = jax.grad(lambda p: jnp.sum(f(p, X, 3)["y"] ** 2))({"w": W})
-    np.testing.assert_allclose(grads["w"], jax.grad(lambda w: jnp.sum((2 * X @ w) ** 2))(W), rtol=1e-12)
+    np.testing.assert_allclose(grads["w"], jax.jit(jax.grad(lambda w: jnp.sum((2 * X @ w) ** 2)))(W), rtol=1e-12)
     assert f.in_shardings[1].spec[0] == "r" and f.out_shardings["y"].spec[0] == "r"
     with pytest.raises(md.ShapeError, match=r"takes arrays of \[\(8, 5\), \(6, 8\), \(\)\]"):
         f({"w": W}, W, 3)
@@ -127,6 +129,18 @@ TRANSFORMED: dict[str, Any] = {
 }
 
 
+def transformed(f: Any) -> Any:
+    """Every transformation of a function under `jax.jit`, by its name."""
+    return in_groups({name: functools.partial(apply, f) for name, apply in TRANSFORMED.items()})
+
+
+@functools.cache
+def on_mesh(layout: str) -> tuple[Any, Any]:
+    f = md.jaxify(md.compile(two_layers, "r:2 s:2", layout), *SPECS, md.spec("", "int64"))
+    return f, transformed(f)
+
+
+IN_JAX = transformed(two_layers_in_jax)
 OTHER_LAYOUTS = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("", "io:r,s")]
 BARE = {"reverse_reverse", "vmap_of_grad", "linearize"}  # these also run outside `jax.jit`
 
@@ -134,11 +148,9 @@ BARE = {"reverse_reverse", "vmap_of_grad", "linearize"}  # these also run outsid
 @pytest.mark.parametrize("layout", ["batch:r; hidden:s", *OTHER_LAYOUTS])
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_transformations_of_jax_are_those_of_the_same_function_in_jax(name: str, layout: str) -> None:
-    f = md.jaxify(md.compile(two_layers, "r:2 s:2", layout), *SPECS, md.spec("", "int64"))
-    expected = jax.jit(lambda: TRANSFORMED[name](two_layers_in_jax))()
-    runs = [jax.jit(lambda: TRANSFORMED[name](f)), *([lambda: TRANSFORMED[name](f)] if name in BARE else [])]
-    for results in (run() for run in runs):
-        for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+    f, inside = on_mesh(layout)
+    for results in (inside(name), *([TRANSFORMED[name](f)] if name in BARE else [])):
+        for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(IN_JAX(name)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
@@ -175,7 +187,7 @@ def test_a_gradient_is_partitioned_once() -> None:
     function = ArrayFunction.of(stages)
     f = lambda *arrays: _bind(function, arrays)[0]  # noqa: E731 - one line
     grads = jax.jit(jax.grad(f, argnums=(0, 1)))(jnp.asarray(X), jnp.asarray(W))
-    for a, b in zip(grads, jax.grad(plain, argnums=(0, 1))(X, W), strict=True):
+    for a, b in zip(grads, jax.jit(jax.grad(plain, argnums=(0, 1)))(X, W), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-15)
     assert {key[0]: "stages" in vars(each) for key, each in function._derived.items()} == {"jvp": False, "vjp": True}
 

@@ -63,6 +63,7 @@ def graph_of(model: Model) -> Any:
     return md.compile(step_of(model), "", "").graph(params, state, batches[0])
 
 
+@lru_cache(maxsize=4)  # of the whole batch, for the law and for each of its plans
 def results(model: Model, row: int | None = None) -> list[np.ndarray]:
     """The loss, the gradients and the new parameters of one step on one device; of one row of the batch, if given."""
     inputs = leaves((*arguments(model)[:2], arguments(model)[2][0]))

@@ -8,6 +8,7 @@ import pytest
 
 import meshdsl as md
 from tests.control import wrappers
+from tests.joined import in_groups
 
 
 @pytest.mark.parametrize("name", ["cond", "while_loop", "scan", "vmap"])
@@ -16,9 +17,13 @@ def test_control_functions_of_tensors_inside_jax(name: str, transform: str) -> N
     assert wrappers.check(name, transform, "tensors") == ""
 
 
-@pytest.mark.parametrize("case", wrappers.sample(22, seed=1), ids=", ".join)
+SAMPLE = wrappers.sample(22, seed=1)
+IN_JAX = in_groups({case[:2]: wrappers.in_jax(*case[:2]) for case in SAMPLE}, wrappers.A)
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=", ".join)
 def test_control_functions_inside_jax(case: tuple[str, str, str]) -> None:
-    assert wrappers.check(*case) == ""
+    assert wrappers.check(*case, IN_JAX(case[:2])) == ""
 
 
 def test_a_body_closes_over_a_tensor_that_is_spread_over_devices() -> None:

@@ -150,17 +150,23 @@ def cases() -> list[tuple[str, str, str]]:
     ]
 
 
-def check(name: str, transform: str, how: str) -> str:
-    """Compare one case; returns what is wrong, or an empty string."""
+A = np.array([0.9, -0.3, 1.7, 0.4])
+
+
+def in_jax(name: str, transform: str) -> Theirs:
+    """The transformed function, written in `jax.numpy`."""
+    return TRANSFORMS[transform][0](TABLE[name][1])
+
+
+def check(name: str, transform: str, how: str, wanted: jax.Array | None = None) -> str:
+    """Compare one case; returns what is wrong, or an empty string. `wanted` is the result in JAX, if it is known."""
     mesh, _, layout = how.partition(" ")
     f = on_tensors(name) if how == "tensors" else jaxified(name, mesh, layout)
-    apply = TRANSFORMS[transform][0]
-    a = jnp.array([0.9, -0.3, 1.7, 0.4])
     try:
-        got = apply(f)(a)
+        got = TRANSFORMS[transform][0](f)(jnp.asarray(A))
     except Exception as error:
         return f"{name}, {transform}, {how}: {type(error).__name__}: {str(error).splitlines()[0][:150]}"
-    wanted = apply(TABLE[name][1])(a)
+    wanted = jax.jit(in_jax(name, transform))(A) if wanted is None else wanted
     if got.shape != wanted.shape or not np.allclose(got, wanted, rtol=1e-10, atol=1e-12):
         return f"{name}, {transform}, {how}: {np.asarray(got).ravel()[:4]} instead of {np.asarray(wanted).ravel()[:4]}"
     return ""

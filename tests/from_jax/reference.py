@@ -56,17 +56,25 @@ def simulated(m: md.Imported, f: Callable[..., Any], layout: Layout, args: Seque
     return m.arrays(jax.tree.unflatten(structure, outs))
 
 
-def check_values(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
-    """The values of f, imported, beside JAX's; `options` are layouts and the largest error."""
+def check_values(
+    f: Callable[..., Any], args: Sequence[Any], *options: Any, wanted: Any = None, **names: Any
+) -> md.Imported:
+    """The values of f, imported, beside JAX's; `options` are layouts and the largest error.
+
+    `wanted` are the values if they are known; else JAX compiles f.
+    """
     m = md.from_jax(f, *args, **names)
-    _check(m, m, args, jax.jit(f)(*args), *options)
+    _check(m, m, args, jax.jit(f)(*args) if wanted is None else wanted, *options)
     return m
 
 
-def check_gradients(f: Callable[..., Any], args: Sequence[Any], *options: Any, **names: Any) -> md.Imported:
-    """The loss f and its gradient by md.grad, beside JAX's; `options` are layouts and the largest error."""
+def check_gradients(
+    f: Callable[..., Any], args: Sequence[Any], *options: Any, wanted: Any = None, **names: Any
+) -> md.Imported:
+    """The loss f and its gradient by md.grad, beside JAX's; `options` and `wanted` as for `check_values`."""
     m = md.from_jax(f, *args, **names)
-    _check(m, md.value_and_grad(m), args, jax.jit(jax.value_and_grad(f))(*args), *options)
+    want = jax.jit(jax.value_and_grad(f))(*args) if wanted is None else wanted
+    _check(m, md.value_and_grad(m), args, want, *options)
     return m
 
 

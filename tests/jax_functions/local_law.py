@@ -13,7 +13,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -193,7 +193,7 @@ def law(f: Drawn, seed: int) -> Outcome | None:
     function = JaxFunction(lambda *xs: [f(*xs)], "f", types, (shape,), tuple(split), tuple(contract), True)
     if function.problem() is not None:
         return Outcome(0, 1, "")
-    whole, accepted, refused = np.asarray(f(*xs)), 0, 0
+    legal, refused = [], 0
     for sizes in itertools.product(*(BLOCKS[d] for d in dims)):
         block = dict(zip(dims, sizes, strict=True))
         local = tuple(Type(tuple(Dim(d.name, block.get(d.name, d.size)) for d in t.dims), t.dtype) for t in types)
@@ -204,21 +204,36 @@ def law(f: Drawn, seed: int) -> Outcome | None:
         if function.problem(local) is not None or function.traced(local).out_avals[0].shape != own:
             refused += 1  # a result of another shape is an error of its own
             continue
-        accepted += 1
-        if not np.allclose(on_blocks(f, xs, types, out, block, whole), whole, rtol=1e-9, atol=1e-9, equal_nan=True):
-            return Outcome(accepted, refused, f"blocks of {block}, split={split}, contract={contract}")
-    return Outcome(accepted, refused, "")
+        legal.append(block)
+    whole, *parts = jax.jit(lambda *xs: [f(*xs), *(of_blocks(f, xs, types, block) for block in legal)])(*xs)
+    for number, (block, results) in enumerate(zip(legal, parts, strict=True)):
+        joined = on_blocks(results, out, block, np.asarray(whole))
+        if not np.allclose(joined, whole, rtol=1e-9, atol=1e-9, equal_nan=True):
+            return Outcome(number + 1, refused, f"blocks of {block}, split={split}, contract={contract}")
+    return Outcome(len(legal), refused, "")
 
 
-def on_blocks(
-    f: Drawn, xs: Sequence[Any], types: Sequence[Type], out: Sequence[str], block: dict[str, int], whole: np.ndarray
-) -> np.ndarray:
-    """The result of all blocks: each in its place, and those of one place added."""
+def places(block: dict[str, int]) -> Iterator[dict[str, slice]]:
+    """Where each block of these sizes lies."""
+    for at in itertools.product(*(range(SIZES[d] // n) for d, n in block.items())):
+        yield {d: slice(i * n, (i + 1) * n) for (d, n), i in zip(block.items(), at, strict=True)}
+
+
+def of_blocks(f: Drawn, xs: Sequence[Any], types: Sequence[Type], block: dict[str, int]) -> list[Any]:
+    """The results of all blocks."""
+    one = jax.jit(lambda *xs: f(*xs))  # blocks have one shape, so it is traced and lowered once
+    parts = (
+        [x[tuple(cut.get(d.name, slice(None)) for d in t.dims)] for x, t in zip(xs, types, strict=True)]
+        for cut in places(block)
+    )
+    return [one(*part) for part in parts]
+
+
+def on_blocks(results: Sequence[Any], out: Sequence[str], block: dict[str, int], whole: np.ndarray) -> np.ndarray:
+    """The results of all blocks: each in its place, and those of one place added."""
     total = np.zeros(whole.shape, whole.dtype)
-    for places in itertools.product(*(range(SIZES[d] // n) for d, n in block.items())):
-        cut = {d: slice(i * n, (i + 1) * n) for (d, n), i in zip(block.items(), places, strict=True)}
-        parts = [x[tuple(cut.get(d.name, slice(None)) for d in t.dims)] for x, t in zip(xs, types, strict=True)]
-        total[tuple(cut.get(name, slice(None)) for name in out)] += np.asarray(f(*parts))
+    for cut, result in zip(places(block), results, strict=True):
+        total[tuple(cut.get(name, slice(None)) for name in out)] += np.asarray(result)
     return total
 
 

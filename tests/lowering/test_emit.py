@@ -90,3 +90,21 @@ def test_a_program_whose_arguments_all_have_no_elements_runs(donate: tuple[int, 
     step = md.compile(lambda x, y: (md.sum(x) + md.sum(y) + 2, x * 2, y), "a:2", "rows:a", donate=donate)
     total, *rest = step(x, y)
     assert total.numpy() == 2 and [r.shape for r in rest] == [(0, 3), (0,)]
+
+
+def test_a_call_finds_what_lower_traced() -> None:
+    """So does a `.lower` after a call; the text is that of the program that runs."""
+    traced: list[None] = []
+
+    def f(x: Any) -> Any:
+        traced.append(None)  # meshdsl runs it once, and JAX once for each program that it traces
+        return jax.numpy.sin(x)
+
+    x = md.tensor(np.arange(8.0), "io")
+    step = md.compile(lambda x: md.map(f, x), "r:4", "io:r")
+    step.program(x)
+    known = len(traced)
+    first = step.lower(x).as_text()
+    after_lower = len(traced)
+    np.testing.assert_allclose(step(x).numpy(), np.sin(np.arange(8.0)), rtol=1e-12)
+    assert step.lower(x).as_text() == first and len(traced) == after_lower > known

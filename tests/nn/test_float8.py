@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -144,19 +145,25 @@ def test_float8_weights_of_a_sharded_update_are_gathered_narrow(name: str) -> No
     np.testing.assert_allclose(compiled(BIG, ROWS).numpy(), step(BIG, ROWS).numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("remat", "regather"), [(False, False), (True, False), (True, True)])
-def test_float8_weights_of_layers_are_gathered_narrow(remat: bool, regather: bool) -> None:
+@cache
+def on_one_device(remat: bool) -> tuple[md.Workload, Any, list[np.ndarray]]:
+    """A model with layers, the arguments of its step, and the results."""
     workload = llama.replace(products="float8", remat=remat, layers=3)
-    update = md.WeightUpdate("sharded", regather=regather)
     params, state = workload.init(md.random.key(0))
     tokens = md.random.randint(md.random.key(1), "batch:8 length:64", 0, 256)
-    batch = {"tokens": tokens, "targets": tokens}
+    args = params, state, {"tokens": tokens, "targets": tokens}
+    plain = md.compile(workload.train_step(), "").program(*args)
+    return workload, args, md.simulate(plain, *jax.tree.leaves(args))
+
+
+@pytest.mark.parametrize(("remat", "regather"), [(False, False), (True, False), (True, True)])
+def test_float8_weights_of_layers_are_gathered_narrow(remat: bool, regather: bool) -> None:
+    workload, args, plain = on_one_device(remat)
+    update = md.WeightUpdate("sharded", regather=regather)
     compiled = md.compile(workload.train_step(), "rows:4", "batch:rows", weight_update=update)
-    program = compiled.program(params, state, batch)
+    program = compiled.program(*args)
     wide = [c for c in program.collectives if c.kind == "all_gather" and c.dtype == "float32" and "/w" in c.name]
     assert not wide
     assert any(c.dtype == E4M3 for c in program.collectives)
-    plain = md.compile(workload.train_step(), "").program(params, state, batch)
-    leaves = jax.tree.leaves((params, state, batch))
-    for got, wanted in zip(md.simulate(program, *leaves), md.simulate(plain, *leaves), strict=True):
+    for got, wanted in zip(md.simulate(program, *jax.tree.leaves(args)), plain, strict=True):
         assert np.max(np.abs(got - wanted)) <= 1e-3 * max(1, np.max(np.abs(wanted)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -77,12 +79,22 @@ def test_numpy_and_eager_jax_agree(row: Row) -> None:
         same(row, ours.numpy(), theirs, bitwise=row.exact)
 
 
-@EVERY
-def test_values_and_gradients(row: Row) -> None:
-    """In float64: the values are the reference's, and our gradient in NumPy is `jax.vjp` of the same kernels in JAX."""
-    dtype = "float64" if "float32" in row.dtypes else row.dtypes[0]
-    graph = row.graph(dtype=dtype)
-    joint, want = gradient(graph) if row.differentiable else (graph, [])
+def in_float64(row: Row) -> Graph:
+    return row.graph(dtype="float64" if "float32" in row.dtypes else row.dtypes[0])
+
+
+def drawn(row: Row, integer: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Operands, and cotangents of the floating results."""
+    draw, graph = rng(row), in_float64(row)
+    xs = row.arrays(draw, integer=integer, dtype="float64" if "float32" in row.dtypes else row.dtypes[0])
+    floating = [v for v in graph.outs if jnp.issubdtype(v.dtype, jnp.floating)]
+    return xs, [draw.integers(-2, 3, tuple(d.size for d in v.dims)).astype(v.dtype) for v in floating]
+
+
+def values_and_gradients(row: Row) -> Any:
+    """The results of the kernels in JAX and, if the row is differentiable, their `jax.vjp`."""
+    graph = in_float64(row)
+    want = gradient(graph)[1] if row.differentiable else []
     floating = [jnp.issubdtype(v.dtype, jnp.floating) for v in graph.outs]
 
     def theirs(xs: list[Any], cts: list[Any]) -> Any:
@@ -96,16 +108,44 @@ def test_values_and_gradients(row: Row) -> None:
         _, pull, outs = jax.vjp(f, [xs[i] for i in want], has_aux=True)
         return outs, pull(cts)[0]
 
-    compiled = jax.jit(theirs, compiler_options={"xla_backend_optimization_level": 0})
+    return theirs
+
+
+GROUP = 12  # rows that JAX compiles together
+
+
+def together(rows: Sequence[Row], functions: Sequence[Any]) -> Any:
+    """One program for a function of each row; it takes a list of arguments for each."""
+
+    def all_of_them(each: Sequence[Any]) -> list[Any]:
+        found: list[Any] = []
+        for row, f, args in zip(rows, functions, each, strict=True):
+            try:
+                found.append(f(*args))
+            except Exception as error:
+                error.add_note(f"in the row {row}, which is compiled with its neighbours")
+                raise
+        return found
+
+    return jax.jit(all_of_them, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@cache
+def by_jax(group: int) -> dict[bool, Any]:
+    """Values and gradients of the rows of a group, for whole numbers and for others."""
+    some = ROWS[GROUP * group :][:GROUP]
+    compiled = together(some, [values_and_gradients(row) for row in some])
+    return {integer: compiled([drawn(row, integer) for row in some]) for integer in (True, False)}
+
+
+@EVERY
+def test_values_and_gradients(row: Row) -> None:
+    """In float64: the values are the reference's, and our gradient in NumPy is `jax.vjp` of the same kernels in JAX."""
+    graph = in_float64(row)
+    joint = gradient(graph)[0] if row.differentiable else graph
     for integer in (True, False):
-        draw = rng(row)
-        xs = row.arrays(draw, integer=integer, dtype=dtype)
-        cts = [
-            draw.integers(-2, 3, tuple(d.size for d in v.dims)).astype(v.dtype)
-            for v, on in zip(graph.outs, floating, strict=True)
-            if on
-        ]
-        outs, wanted = compiled(xs, cts)
+        xs, cts = drawn(row, integer)
+        outs, wanted = by_jax(ROWS.index(row) // GROUP)[integer][ROWS.index(row) % GROUP]
         if row.reference is not None:
             for y, reference in zip(outs, leaves(row.reference(*xs)), strict=True):
                 same(row, np.asarray(y), np.asarray(reference).astype(y.dtype))
@@ -151,12 +191,21 @@ def test_indices_of_every_integer_dtype(row: Row) -> None:
             same(row, ours, np.asarray(reference).astype(ours.dtype))
 
 
+@cache
+def indexed(group: int, index: str) -> Any:
+    """The results in JAX of the rows of a group."""
+    some = WITH_INDICES[GROUP * group :][:GROUP]
+    graphs = [row.graph(index=index) for row in some]
+    compiled = together(some, [lambda *xs, graph=graph: run(graph, xs, backend.Jax) for graph in graphs])
+    return compiled([row.arrays(rng(row), index=index) for row in some])
+
+
 @pytest.mark.parametrize("index", ["uint8", pytest.param("uint64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("row", WITH_INDICES, ids=str)
 def test_indices_of_odd_dtypes_in_jax(row: Row, index: str) -> None:
     arrays, graph = row.arrays(rng(row), index=index), row.graph(index=index)
-    jitted = jax.jit(lambda *xs: run(graph, xs, backend.Jax), compiler_options={"xla_backend_optimization_level": 0})
-    for ours, theirs in zip(jitted(*arrays), run(graph, arrays, backend.NumPy), strict=True):
+    at = WITH_INDICES.index(row)
+    for ours, theirs in zip(indexed(at // GROUP, index)[at % GROUP], run(graph, arrays, backend.NumPy), strict=True):
         same(row, ours, theirs, bitwise=row.exact)
 
 

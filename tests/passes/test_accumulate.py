@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.models.transformer import lm
+from tests.joined import calls_in_groups
 
 MICRO = md.Dim("micro", 2)
 ZEROS: dict[str, Callable[[md.Tensor], md.Tensor]] = {
@@ -53,16 +54,21 @@ def arguments(bad: float = 0.5) -> Any:
     return params, md.tensor(draw.randn(16, 4), "batch io")
 
 
-@pytest.mark.parametrize(("zeros", "mode"), [("times zero", "replicated"), *((zeros, "sharded") for zeros in ZEROS)])
+MODES = [("times zero", "replicated"), *((zeros, "sharded") for zeros in ZEROS)]
+COMPILED = {case: md.compile(step_from(ZEROS[case[0]]), "x:4", "batch:x", weight_update=case[1]) for case in MODES}
+ON_DEVICES = calls_in_groups({case: lambda f=f: (f, arguments()) for case, f in COMPILED.items()})
+
+
+@pytest.mark.parametrize(("zeros", "mode"), MODES)
 def test_one_reduction_for_each_weight(zeros: str, mode: str):
-    compiled = md.compile(step_from(ZEROS[zeros]), "x:4", "batch:x", weight_update=mode)
+    compiled = COMPILED[zeros, mode]
     records = compiled.program(*arguments()).collectives
     kind = "all_reduce" if mode == "replicated" else "reduce_scatter"
     found = Counter(r.count for r in records if r.kind == kind and r.bytes > 16)  # not the two losses
     assert found == {1: 2}, records
     if mode == "sharded":
         assert all(d.sharded and d.weight.startswith("params/") for d in compiled.weight_update.decisions)
-    right, got = (jax.tree.leaves(f(*arguments())) for f in (step_from(ZEROS[zeros]), compiled))
+    right, got = map(jax.tree.leaves, (step_from(ZEROS[zeros])(*arguments()), ON_DEVICES((zeros, mode))))
     for a, b in zip(right, got, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, atol=1e-12)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from tests.joined import calls_in_groups
 
 Form = Callable[[md.Tensor], Any]
 
@@ -119,25 +120,33 @@ def _drawn(rng: random.Random, depth: int) -> Form:
     return rng.choice(each)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_rows_of_random_forms_are_those_of_the_loop(seed: int) -> None:
-    """The loop that runs at once, without a compiler, has the results; no trip sends anything."""
+SEEDS = range(12)
+
+
+def _random_step(seed: int) -> Callable[[Any, Any], Any]:
     rng = random.Random(seed)
     forms = [_drawn(rng, rng.choice([1, 2, 3])) for _ in range(2)]
     use = rng.choice([use for use in USES if use != "backwards"])
-    step = USES[use](lambda h: tuple(form(h) for form in forms))
-    compiled = md.compile(step, "c:4", "batch:c")
-    assert all(record.count == 1 for record in compiled.program(*SPECS).collectives)
-    for got, want in zip(*map(jax.tree_util.tree_leaves, (compiled(*_arrays()), step(*_arrays()))), strict=True):
+    return USES[use](lambda h: tuple(form(h) for form in forms))
+
+
+STEPS = {seed: _random_step(seed) for seed in SEEDS} | {name: _gradient(_loop(FORMS[name][0])) for name in FORMS}
+COMPILED = {key: md.compile(step, "c:4", "batch:c") for key, step in STEPS.items()}
+ON_DEVICES = calls_in_groups({key: lambda f=f: (f, _arrays()) for key, f in COMPILED.items()})
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rows_of_random_forms_are_those_of_the_loop(seed: int) -> None:
+    """The loop that runs at once, without a compiler, has the results; no trip sends anything."""
+    assert all(record.count == 1 for record in COMPILED[seed].program(*SPECS).collectives)
+    for got, want in zip(*map(jax.tree_util.tree_leaves, (ON_DEVICES(seed), STEPS[seed](*_arrays()))), strict=True):
         np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=2e-6)
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_rows_are_bitwise_those_of_the_loop(name: str) -> None:
     """These sums are exact, and roots, quotients and casts are correctly rounded."""
-    step = _gradient(_loop(FORMS[name][0]))
-    compiled = md.compile(step, "c:4", "batch:c")
-    for got, want in zip(*map(jax.tree_util.tree_leaves, (compiled(*_arrays()), step(*_arrays()))), strict=True):
+    for got, want in zip(*map(jax.tree_util.tree_leaves, (ON_DEVICES(name), STEPS[name](*_arrays()))), strict=True):
         np.testing.assert_array_equal(got.numpy(), want.numpy())
 
 

@@ -7,7 +7,6 @@ import importlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,15 +85,23 @@ def test_fused_attention_is_the_plain_formula(name: str, monkeypatch: pytest.Mon
     x = arrays(3, **options)
     with np.errstate(divide="ignore"):
         out, lse = in_numpy.forward(x)
-    made = jax.tree.map(jnp.asarray, {"q": x.q, "k": x.k, "v": x.v, "offset": x.offset, "segments": x.segments})
-    on_device = dataclasses.replace(x, **made)
-    made_out, made_lse = fused.forward(on_device)
-    assert_close((made_out, np.nan_to_num(made_lse, neginf=-1)), (out, np.nan_to_num(lse, neginf=-1)))
     draw = np.random.default_rng(5)
     ct, lse_ct = draw.normal(size=out.shape), np.where(np.isinf(lse), 0, draw.normal(size=lse.shape))
+    given = {"q": x.q, "k": x.k, "v": x.v, "offset": x.offset, "segments": x.segments}
+    (made_out, made_lse), (*found, _) = compiled(fused, x, given, out, lse, ct, lse_ct)
+    assert_close((made_out, np.nan_to_num(made_lse, neginf=-1)), (out, np.nan_to_num(lse, neginf=-1)))
     *wanted, _ = in_numpy.backward(x, out, lse, ct, lse_ct)
-    *found, _ = fused.backward(on_device, *map(jnp.asarray, (out, lse, ct, lse_ct)))
     assert_close(found, wanted)
+
+
+def compiled(kernel: Any, x: Any, given: dict[str, Any], *saved: Any) -> tuple[Any, Any]:
+    """The forward and the backward pass of a kernel on these arrays, as one program."""
+
+    def both(given: dict[str, Any], *saved: Any) -> tuple[Any, Any]:
+        on_device = dataclasses.replace(x, **given)
+        return kernel.forward(on_device), kernel.backward(on_device, *saved)
+
+    return jax.jit(both)(given, *saved)
 
 
 LAYOUTS = {
@@ -268,11 +275,10 @@ def test_values_shorter_than_keys_are_padded_for_cudnn(monkeypatch: pytest.Monke
     x = arrays(7, causal=True)
     x = dataclasses.replace(x, v=x.v[..., :12])
     out, lse = in_numpy.forward(x)
-    on_device = dataclasses.replace(x, **{name: jnp.asarray(getattr(x, name)) for name in "qkv"})
-    assert_close(CUDNN.forward(on_device), (out, lse), 1e-5)
     ct = np.random.default_rng(8).normal(size=out.shape)
+    forward, (*found, _) = compiled(CUDNN, x, {name: getattr(x, name) for name in "qkv"}, out, lse, ct, None)
+    assert_close(forward, (out, lse), 1e-5)
     *wanted, _ = in_numpy.backward(x, out, lse, ct, np.zeros_like(lse))
-    *found, _ = CUDNN.backward(on_device, *map(jnp.asarray, (out, lse, ct)), None)
     assert_close(found, wanted, 1e-5)
 
 

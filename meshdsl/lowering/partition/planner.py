@@ -16,7 +16,7 @@ import dataclasses
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count, takewhile
 from operator import add
@@ -336,10 +336,8 @@ def _cheapest(search: _Search) -> Steps:
         if stale or (not exact and entered[len(steps)] >= MOST_ENTERED):
             continue
         entered[len(steps)] += 1
-        for step, after in _moves(search, reached, held):
-            if after not in best and not search.fits(after):
-                best[after] = (-1,)  # no price is lower, so it is never entered
-            price = _sum(so_far, search.price(step, reached, after))
+        for step, after, own in _moves(search, reached, held):
+            price = _sum(so_far, own)
             if price < min(best.get(after, NEVER), best.get(target, NEVER)):
                 best[after], plans[after] = price, (*steps, step)
                 heapq.heappush(queue, (_sum(price, search.remaining(after)), next(number), price, after))
@@ -357,12 +355,29 @@ def _held(source: Sharding, target: Sharding, leading: bool) -> Sharding:
     return Sharding.of(split, target.partial, target.kind)
 
 
-def _moves(search: _Search, reached: Sharding, held: Sharding) -> Iterable[tuple[Step, Sharding]]:
-    """The collectives to try here, with the resulting sharding: all, or with many axes those that bring axes nearer."""
+def _moves(search: _Search, reached: Sharding, held: Sharding) -> Iterable[tuple[Step, Sharding, Price]]:
+    """The collectives to try here, with the resulting sharding and the price; with many axes, only some."""
+    if search.seconds is None and len(search.mesh.axes) <= HELD_AXES:
+        return _by_bytes(search.sizes, search.mesh, search.itemsize, reached, held)
+    return _priced(search, reached, held)
+
+
+def _priced(search: _Search, reached: Sharding, held: Sharding) -> Iterator[tuple[Step, Sharding, Price]]:
+    """All collectives to shardings whose sizes divide, or with many axes those that bring axes nearer."""
     dims = tuple(dim for dim, *_ in search.sizes)
     if len(search.mesh.axes) > HELD_AXES:
-        return toward(reached, search.target, dims, search.mesh)
-    return all_moves(reached, held, dims, search.mesh)
+        moves = toward(reached, search.target, dims, search.mesh)
+    else:
+        moves = all_moves(reached, held, dims, search.mesh)
+    return ((step, after, search.price(step, reached, after)) for step, after in moves if search.fits(after))
+
+
+@lru_cache(maxsize=4096)
+def _by_bytes(
+    sizes: Sizes, mesh: Mesh, itemsize: int, reached: Sharding, held: Sharding
+) -> tuple[tuple[Step, Sharding, Price], ...]:
+    """`_priced` of all searches with these sizes, whatever their ends."""
+    return tuple(_priced(_Search(reached, held, sizes, mesh, itemsize), reached, held))
 
 
 def _tail(shorter: Axes, longer: Axes) -> Axes:
