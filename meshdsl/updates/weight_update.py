@@ -50,9 +50,10 @@ class WeightUpdate:
     sharded over two dims where none is long enough for the axis.
     Gradients are scattered inside a group, and their shards are summed across groups. Tensors of fewer than
     `bucket_bytes` bytes are gathered, scattered or summed in one collective, those of each layer together in a loop
-    over layers; None means no buckets ("sharded") or the fastest buckets ("auto"). With `regather`, a sharded weight is gathered again for the backward pass instead of kept,
-    and inside loops over layers one layer at a time: this needs less memory and sends half as many bytes again (ZeRO
-    stage 3). Weights that the update computes from a float32 copy are then stored as shards too.
+    over layers; None means no buckets ("sharded") or the fastest buckets ("auto"). With `regather`, a sharded weight is
+    gathered again for the backward pass instead of kept, and inside loops over layers one layer at a time: this needs
+    less memory and sends half as many bytes again (ZeRO stage 3). Weights that the update computes from a float32 copy
+    are then stored as shards too.
 
     >>> import meshdsl as md
     >>> md.WeightUpdate("sharded", group="rows:32", bucket_bytes=100_000)
