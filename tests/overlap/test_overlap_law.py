@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 import meshdsl as md
@@ -124,3 +126,21 @@ def test_a_reshape_of_a_tensor_without_elements_is_cut_as_any_other() -> None:
     program = step.program(md.spec("n:4 a:0"))
     cut = split(program, "n", 2).program
     assert same_bits(md.simulate(cut, [[]] * 4), md.simulate(program, [[]] * 4))
+
+
+@pytest.mark.parametrize("layout", ["memory:z", "memory:z; batch:x", "length:z", "length:x; memory:z"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": 2}, {"causal": True, "offset": 1}], ids=str)
+def test_attention_in_parts_sees_the_positions_of_the_whole(options: dict[str, Any], layout: str) -> None:
+    """Also where each device attends to its own keys, and parts are of the queries."""
+
+    def gradients(q: md.Tensor, k: md.Tensor, v: md.Tensor) -> Any:
+        return md.grad(lambda q, k, v: md.sum(md.attention(md.sin(q), k, v, **options)), argnums=(0, 1, 2))(q, k, v)
+
+    specs = md.spec("batch:2 length:4 head:2"), *[md.spec("batch:2 memory:4 head:2")] * 2
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=[d.size for d in x.dims]).astype(np.float32) for x in specs]
+    program = md.compile(gradients, "x:2 z:2", layout).program(*specs)
+    wanted = md.simulate(program, *given)
+    for dim in ("batch", "length", "memory", "head"):
+        for got, right in zip(md.simulate(split(program, dim, 2).program, *given), wanted, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)

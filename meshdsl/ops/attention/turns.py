@@ -166,6 +166,7 @@ ATTENTION_PART = Op(
     kernel=_part_kernel,
     flops=ATTENTION.flops,
     shardings=part_shardings,
+    inside_blocks=True,
     product=Product.ATTENTION,
 )
 
