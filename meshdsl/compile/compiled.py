@@ -35,7 +35,7 @@ from .inside_jax import array_function, traced_by_jax
 from .memory_limit import fitting
 from .pipeline import Options, Stage
 from .plan import Plan, machine_text
-from .signature import Stages, Traced, argument_path, check_count, spec_of_argument
+from .signature import Stages, Traced, argument_paths, check_count, spec_of_argument
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Compiled:
         flatten(args)  # raises for a tree that is nested too deeply
         with_paths, structure = tree.tree_flatten_with_path(tuple(args))
         leaves = [leaf for _, leaf in with_paths]
-        labels = [argument_path(self.function, path) for path, _ in with_paths]
+        labels = argument_paths(self.function, [path for path, _ in with_paths])
         check_count(self.function, args)
         types = tuple(spec_of_argument(leaf, label) for leaf, label in zip(leaves, labels, strict=True))
         for n in self.donate:

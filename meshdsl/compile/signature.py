@@ -344,14 +344,16 @@ def _path(path: Any) -> str:
     return tree.keystr(path, simple=True, separator="/")
 
 
-def argument_path(function: Callable[..., Any], path: Any) -> str:
-    """The path of an argument's leaf: the parameter's name, then the keys; for example `params/mlp/w1`."""
-    first, *rest = path
+def argument_paths(function: Callable[..., Any], paths: Sequence[Any]) -> list[str]:
+    """The path of each leaf of the arguments: the parameter's name, then the keys; for example `params/mlp/w1`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     spread = next((f"{p.name}_" for p in parameters if p.kind is p.VAR_POSITIONAL), "")
-    head = named[first.idx] if first.idx < len(named) else f"{spread}{first.idx - len(named)}"
-    return "/".join([head, *([_path(rest)] if rest else [])])
+    found: list[str] = []
+    for first, *rest in paths:
+        head = named[first.idx] if first.idx < len(named) else f"{spread}{first.idx - len(named)}"
+        found.append("/".join([head, *([_path(rest)] if rest else [])]))
+    return found

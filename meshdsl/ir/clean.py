@@ -146,25 +146,21 @@ def cse(graph: G) -> G:
         if not replacements.keys().isdisjoint(eqn.ins):
             eqn = eqn.reading(replacements)
         eqn = eqn.map_graphs(cse)
-        key = _key(eqn)
-        if key is not None and key in first_eqns:
-            replacements.update(zip(eqn.outs, first_eqns[key].outs, strict=True))
-            continue
-        if key is not None:
-            first_eqns[key] = eqn
-        eqns.append(eqn)
+        try:
+            first = first_eqns.setdefault(_key(eqn), eqn)
+        except TypeError:  # a parameter without a hash
+            first = eqn
+        if first is eqn:
+            eqns.append(eqn)
+        else:
+            replacements.update(zip(eqn.outs, first.outs, strict=True))
     cleaned = graph.replace(eqns=tuple(eqns), outs=tuple(replacements.get(v, v) for v in graph.outs))
     return _cleaned(graph, cleaned, "without duplicates")
 
 
 def _key(eqn: Eqn) -> Hashable:
-    """A key that is equal for equal equations; None for equations that are never merged."""
+    """A key that is equal for equal equations: their results have one type. One that is never merged is its own key."""
     if eqn.control is not None or (isinstance(eqn.op, Op) and eqn.op.effects):
-        return None
-    params = tuple((name, exact(value)) for name, value in sorted(eqn.params.items()))
-    key = (eqn.op, eqn.ins, params, tuple((v.dims, v.dtype, v.sharding) for v in eqn.outs))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+        return eqn
+    params = tuple([(name, exact(eqn.params[name])) for name in sorted(eqn.params)])
+    return eqn.op, eqn.ins, params, tuple([v.sharding for v in eqn.outs])

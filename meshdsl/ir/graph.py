@@ -274,6 +274,16 @@ class Graph:
         return sum(1 for eqn, _ in walk(self) if not _is_number(eqn))
 
     @cached_property
+    def kinds(self) -> frozenset[object]:
+        """The operations, and the types of loops, branches and calls, of all its equations, including inner graphs.
+
+        A pass that looks for some of them leaves a graph without any as it is.
+        """
+        controlled = [eqn for eqn in self.eqns if eqn.control is not None]
+        inner = [sub.kinds for eqn in controlled for sub in eqn.graphs().values()]
+        return frozenset({eqn.op for eqn in self.eqns}).union((type(eqn.control) for eqn in controlled), *inner)
+
+    @cached_property
     def dim_names(self) -> tuple[str, ...]:
         """The names of all dims of the operands and results of its equations, including inner graphs."""
         inner = [name for eqn in self.eqns for sub in eqn.graphs().values() for name in sub.dim_names]

@@ -120,6 +120,11 @@ class Mesh:
     def _hash(self) -> int:
         return hash(self._key)
 
+    @cached_property
+    def anywhere(self) -> Mesh:
+        """The mesh of the same axes, whatever its devices."""
+        return Mesh(self.axes)
+
     def count(self, axes: Sequence[str]) -> int:
         """The product of the sizes of these axes.
 

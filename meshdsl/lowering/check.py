@@ -65,13 +65,13 @@ def _check_blocks(program: Program, var: Var, made_by: str) -> None:
 
 
 def _problems(eqn: Eqn, program: Program) -> Iterator[str]:
-    for role, outer, inner, _ in borders(eqn):
-        if outer.sharding != inner.sharding:
-            yield f"has {role} stored as {outer.sharding} and as {inner.sharding}"
-    for predicate in predicates(eqn):
-        if predicate.sharding != Sharding():
-            yield f"has a predicate stored as {predicate.sharding}; it must be replicated and complete"
     if eqn.control is not None:
+        for role, outer, inner, _ in borders(eqn):
+            if outer.sharding != inner.sharding:
+                yield f"has {role} stored as {outer.sharding} and as {inner.sharding}"
+        for predicate in predicates(eqn):
+            if predicate.sharding != Sharding():
+                yield f"has a predicate stored as {predicate.sharding}; it must be replicated and complete"
         return
     inferred: Sequence[Sharding | None]
     if eqn.collective is None:

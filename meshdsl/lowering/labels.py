@@ -7,7 +7,7 @@ result, the layout's rule decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from ..errors import InternalError
 from ..ir import Eqn, Labels, learn, named
@@ -37,11 +37,13 @@ def _labels(eqn: Eqn) -> Labels:
     return Labels(tuple(named(v.dims, blocked) for v in eqn.ins), tuple(named(v.dims, blocked) for v in eqn.outs))
 
 
-def apply(names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Sequence[str] = ()) -> Sharding:
+def apply(
+    names: Mapping[str, str | None], assigned: Mapping[str, Axes], partial: Collection[str] = (), kind: str = "sum"
+) -> Sharding:
     """The sharding of one operand or result when labels have these axes."""
     if not assigned and not partial:
         return REPLICATED
-    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial)
+    return Sharding.of({d: assigned.get(label, ()) for d, label in names.items() if label is not None}, partial, kind)
 
 
 def _assigned(eqn: Eqn, labels: Labels) -> dict[str, Axes]:
@@ -70,6 +72,8 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     op = eqn.operation
     if op.shardings is not None:
         return list(op.shardings(eqn))
+    if all(v.sharding == REPLICATED for v in (*eqn.ins, *eqn.outs)):
+        return [REPLICATED] * len(eqn.outs)
     labels = labels_of(eqn)
     assigned = _assigned(eqn, labels)
     partial = [v.sharding for v in eqn.ins if v.sharding.partial]
@@ -82,6 +86,5 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     results: list[Sharding | None] = []
     for var, names in zip(eqn.outs, labels.outs, strict=True):
         own_axes = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
-        split = apply(names, {**own_axes, **assigned})
-        results.append(Sharding.of(dict(split.split), {*pending, *vanished_axes}, next(iter(kinds), "sum")))
+        results.append(apply(names, {**own_axes, **assigned}, {*pending, *vanished_axes}, next(iter(kinds), "sum")))
     return results

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..dims import Dim, fresh_dim, show
 from ..errors import LayoutError, at
-from ..ir import Because, Cause, Eqn, Op, Var, cse, dce, walk
+from ..ir import Because, Cause, Eqn, Op, Var, cse, dce
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.ragged import RAGGED
@@ -42,7 +42,7 @@ class _Mark:
 
 def ragged_exchange(program: Program) -> Program:
     """The program without marks and with ragged exchanges of marked values; the same program if no value is marked."""
-    return dce(cse(_trimmed(program))) if any(eqn.op is RAGGED for eqn, _ in walk(program)) else program
+    return dce(cse(_trimmed(program))) if RAGGED in program.kinds else program
 
 
 def _trimmed(program: Program) -> Program:

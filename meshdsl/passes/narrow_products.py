@@ -15,7 +15,7 @@ from ..ops.dtypes import CAST, widens
 
 def narrow_products(graph: Graph) -> Graph:
     """The graph in which products whose operands are all copies of values of one narrower float read those values."""
-    return rewritten(graph, _narrowed)
+    return rewritten(graph, _narrowed) if CAST in graph.kinds else graph
 
 
 def _narrowed(eqn: Eqn, producers: Mapping[Var, Eqn]) -> list[Eqn]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..control.host import keep_on_device
-from ..ir import Call, Cond, Eqn, Graph, Var, cse, dce, rewritten
+from ..control.host import OFFLOAD, keep_on_device
+from ..ir import Call, Cond, Eqn, Graph, Scan, Var, cse, dce, rewritten
 from ..ops.dtypes import CAST, CAST_PARTS, REDUCED_IN, widens
 from ..ops.elementwise import ADD, EQUAL, NOT_EQUAL, REMAINDER
 from ..ops.reshape import TRANSPOSE
@@ -25,6 +25,8 @@ from .narrow_products import narrow_products
 
 def inline(graph: Graph) -> Graph:
     """Inline `checkpoint` and `call` equations, which after differentiation are equal to their bodies."""
+    if graph.kinds.isdisjoint((Call, REDUCED_IN)):
+        return graph
     renamed: dict[Var, Var] = {}
     eqns = tuple(_opened(graph.eqns, renamed))
     return graph.replace(eqns=eqns, outs=tuple(renamed.get(v, v) for v in graph.outs))
@@ -51,10 +53,15 @@ def _opened(eqns: tuple[Eqn, ...], renamed: dict[Var, Var], fresh: bool = False)
 
 def simplify(graph: Graph) -> Graph:
     """Inline, rewrite for fewer bytes and faster products, then remove common subexpressions and dead code."""
-    graph = recompute_inside_loops(sums_begin_with_zero(narrow_products(join_transposes(inline(graph)))))
-    graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
-    graph = cast_rows_in_loops(cse(finish_rows_after_loops(dce(cse(graph)))))
-    return rewritten(graph, _with_frequency)
+    graph = narrow_products(join_transposes(inline(graph)))
+    if Scan in graph.kinds:
+        graph = recompute_inside_loops(sums_begin_with_zero(graph))
+    if OFFLOAD in graph.kinds:
+        graph = graph.replace(eqns=tuple(keep_on_device(graph.eqns, graph.ins)))
+    graph = dce(cse(graph))
+    if Scan in graph.kinds:
+        graph = cast_rows_in_loops(cse(finish_rows_after_loops(graph)))
+    return rewritten(graph, _with_frequency) if Cond in graph.kinds else graph
 
 
 def cast_rows_in_loops(graph: Graph) -> Graph:
@@ -93,6 +100,8 @@ def _with_cast_row(loop: Eqn, v: Var, cast: Eqn) -> Eqn:
 
 def join_transposes(graph: Graph) -> Graph:
     """The graph in which no transpose reads another one; the graph itself if none does."""
+    if TRANSPOSE not in graph.kinds:
+        return graph
     sources: dict[Var, Var] = {}  # result of a transpose -> its operand
     renamed: dict[Var, Var] = {}
     eqns: list[Eqn] = []

@@ -41,6 +41,8 @@ def with_kernels(program: Program, target: Target, requested: str | None = None)
             return _chosen(program, eqn, target, requested)
         return eqn.map_graphs(lambda body: with_kernels(body, target, requested))
 
+    if not any(isinstance(op, Op) and op.product is Product.ATTENTION for op in program.kinds):
+        return program
     return program.replace(eqns=tuple(chosen(eqn) for eqn in program.eqns))
 
 

@@ -168,20 +168,21 @@ class Region:
 
     def refusal(self, eqn: Eqn) -> str:
         """The reason why the update cannot take an equation, or nothing."""
-        step, text = self.step, f"{eqn.op} at {eqn.where}"
+        step = self.step
         if eqn.control is not None:
-            return f"its update is inside a {text}"
+            return f"its update is inside a {eqn.op} at {eqn.where}"
         if eqn in step.owners:
             return f"it is computed together with the update of {step.owners[eqn]} at {eqn.where}"
         if eqn.operation.acts or eqn.op is SHARD:
-            return f"{text} needs all of it"
+            return f"{eqn.op} at {eqn.where} needs all of it"
         for v in eqn.ins:
             if not self.holds(v) and (axes := step.splits(v)):
-                return f"{text} reads {v.name or 'a value'}, which is split over {', '.join(axes)} already"
+                name = v.name or "a value"
+                return f"{eqn.op} at {eqn.where} reads {name}, which is split over {', '.join(axes)} already"
         shape = {d for v in eqn.ins for d in v.dims}
         for d in (d for v in eqn.outs for d in v.dims if d not in shape):
             if set(step.placed.layout.axes(d.name)) & set(step.group):
-                return f"the layout splits dim {d.name!r} of {text} over the same axes"
+                return f"the layout splits dim {d.name!r} of {eqn.op} at {eqn.where} over the same axes"
         try:
             renamed(eqn, step.form)
         except CannotShardError as problem:

@@ -69,8 +69,8 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
     return _pending_sums(placed, graph, [out])[0]
 
 
-def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tuple[Sums, list[Var]]:
-    """The pending sums of several values, and the inputs of the graph from which they are computed."""
+def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tuple[Sums, set[Var]]:
+    """The pending sums of several values, and all values from which they are computed up to these."""
     producers = uses(graph).producers
     queue, seen = list(outs), set(outs)
     sums: list[Var] = []
@@ -94,8 +94,7 @@ def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tu
             continue
         queue += [x for x in before if x not in seen]
         seen.update(before)
-    inputs = [v for v in graph.ins if v in seen]
-    return Sums(_totals(placed, graph, sums), tuple(loops), tuple(branches)), inputs
+    return Sums(_totals(placed, graph, sums), tuple(loops), tuple(branches)), seen
 
 
 def _is_first(placed: ShardedGraph, v: Var, eqn: Eqn | None, before: Sequence[Var]) -> bool:
@@ -181,9 +180,9 @@ def _in_branches(placed: ShardedGraph, eqn: Eqn, v: Var) -> tuple[list[tuple[Eqn
     found: list[tuple[Eqn, str, Sums]] = []
     before: list[Var] = []
     for key, branch in eqn.graphs().items():
-        inner, ins = _pending_sums(placed, branch, [branch.outs[eqn.outs.index(v)]])
+        inner, seen = _pending_sums(placed, branch, [branch.outs[eqn.outs.index(v)]])
         found += [(eqn, key, inner)] if any(inner.all()) else []
-        before += [eqn.ins[1 + branch.ins.index(x)] for x in ins]
+        before += [outer for outer, x in zip(eqn.ins[1:], branch.ins, strict=True) if x in seen]
     return found, before
 
 

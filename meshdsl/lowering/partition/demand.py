@@ -54,7 +54,7 @@ class Demand:
         complete.
         """
         region = self.sums.regions.get(v)
-        if region is None:
+        if region is None or self.sums.is_needed(v):
             return False
         cut = self._cut(region, setting)
         known = {x: frozenset(axes) for x, axes in pending.items() if x in region.values}

@@ -22,7 +22,7 @@ from ...ops.reductions import BROADCAST
 from ...ops.reshape import RENAME, RESHAPE
 from ...trace import FULL, number
 from ..blocks import ON_FIRST
-from ..labels import apply, labels_of
+from ..labels import REPLICATED, apply, labels_of
 from . import placement_ops as views
 from .annotations import Annotation, with_annotations
 from .attention import lower_attention
@@ -42,13 +42,18 @@ def lower(scope: Scope, eqns: Sequence[Eqn]) -> None:
     for eqn in eqns:
         n = len(scope.eqns)
         _lower(scope, eqn)
-        scope.def_sharding.update((v, scope.default_sharding[v]) for v in eqn.outs if v in scope.default_sharding)
-        if any(_sends(added) or not scope.received.isdisjoint(added.ins) for added in scope.eqns[n:]):
-            scope.required_collectives.update(eqn.outs)
+        for v in eqn.outs:
+            if v in scope.default_sharding:
+                scope.def_sharding[v] = scope.default_sharding[v]
+        for added in scope.eqns[n:]:
+            if _sends(added) or not scope.received.isdisjoint(added.ins):
+                scope.required_collectives.update(eqn.outs)
 
 
 def _sends(eqn: Eqn) -> bool:
-    return eqn.sends or any(inner.sends for sub in eqn.graphs().values() for inner, _ in walk(sub))
+    if eqn.control is None:
+        return eqn.sends
+    return any(inner.sends for sub in eqn.graphs().values() for inner, _ in walk(sub))
 
 
 def _as_full(scope: Scope, eqn: Eqn) -> dict[str, Any] | None:
@@ -146,6 +151,10 @@ class _Choice(NamedTuple):
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
     """Choose how the operands are sharded, take them so, define the results, and add the operation's equations."""
+    if eqn.op not in EXPANSIONS and _is_whole(scope, eqn):
+        ins = [scope.get(v, REPLICATED, eqn) for v in eqn.ins]
+        scope.eqns.append(eqn.on(tuple(ins), tuple([scope.define(v, REPLICATED) for v in eqn.outs])))
+        return
     choice = _choose(scope, eqn)
     if eqn.op is RESHAPE and not choice.pending:
         price = _price(scope, eqn, choice.labels, (), None, choice.assigned)
@@ -172,8 +181,6 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
 def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     """The cheapest axes of the labels, among those that the operands and the layout request."""
     op, expansion = eqn.operation, EXPANSIONS.get(eqn.operation)
-    if expansion is None and _is_whole(scope, eqn):
-        return _Choice(eqn, labels_of(eqn), {}, (), None, False, None, {}, False)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
     moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
@@ -196,12 +203,12 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
 
 def _is_whole(scope: Scope, eqn: Eqn) -> bool:
     """True if nothing asks for an axis: no operand is split or pending, and no rule or annotation splits a result."""
-    setting, stored, whole = scope.setting, [v for v in eqn.ins if v not in scope.unmaterialized], Sharding()
+    setting, stored = scope.setting, [v for v in eqn.ins if v not in scope.unmaterialized]
     if not stored or eqn.op in REGIONS or any(d.name in setting.layout.rules for v in eqn.outs for d in v.dims):
         return False
     asked = (setting.hints, setting.annotations, setting.wanted)
     return all(each.keys().isdisjoint(eqn.outs) for each in asked) and all(
-        scope.default_sharding[v] == whole == scope.whole_version(v) for v in stored
+        scope.default_sharding[v] == REPLICATED == scope.whole_version(v) for v in stored
     )
 
 
@@ -246,8 +253,8 @@ def _results(scope: Scope, choice: _Choice) -> list[Var]:
     summed = [axis for label in summed_labels for axis in assigned.get(label, ())]
     outs: list[Var] = []
     for v, names in zip(eqn.outs, choice.labels.outs, strict=True):
-        split = dict(apply(names, assigned).split)
-        outs.append(scope.define(v, Sharding.of(split, (*choice.pending, *summed), reduce if summed else "sum")))
+        sharding = apply(names, assigned, (*choice.pending, *summed), reduce if summed else "sum")
+        outs.append(scope.define(v, sharding))
         if summed:
             over = tuple(label.rstrip("*") for label in summed_labels if assigned.get(label))
             cause = Cause(Because.REDUCES, eqn.operation.name, over, what=reduce)

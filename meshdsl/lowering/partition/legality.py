@@ -44,7 +44,7 @@ def named_by_layouts(graph: Graph, results: Sequence[str] | None) -> tuple[set[s
 
 def shard_problems(graph: Graph, mesh: Mesh) -> dict[str, Where]:
     problems: dict[str, Where] = {}
-    for eqn, _ in walk(graph):
+    for eqn, _ in walk(graph) if SHARD in graph.kinds else ():
         if eqn.op is SHARD:
             shape, split = show(eqn.ins[0].dims), dict(eqn.params["split"])
             axes = [axis for cut in split.values() for axis in cut]

@@ -48,7 +48,7 @@ def partition(
     if misplaced:
         raise all_in_one({**problems, **misplaced}, mesh, layout)
     requested, layout = layout, layout.on(mesh)  # without invalid rules, to find conflicts among the others too
-    shards = [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD]
+    shards = [dict(eqn.params["split"]) for eqn, _ in walk(graph) if eqn.op is SHARD] if SHARD in graph.kinds else []
     setting = Setting(
         mesh,
         layout,
@@ -99,6 +99,8 @@ def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]])
 def preferences(graph: Graph) -> Mapping[Var, tuple[str, ...]]:
     """For each value, the dims that win conflicts, from its `md.prefer` or from that of an elementwise result of it."""
     names_of: dict[Var, tuple[str, ...]] = {}
+    if PREFER not in graph.kinds:
+        return names_of
     for eqn, _ in walk(graph):
         for sub in eqn.graphs().values():
             names_of.update(preferences(sub))

@@ -68,6 +68,7 @@ class PendingSums:
         self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
         self.constants = constant_values(graph)  # each device computes its own part of these, in any sharding
         self.users = graph.readers
+        self.results = frozenset(() if body else graph.outs)  # needed complete; those of a body may leave it pending
         for eqn in graph.eqns:
             value = self._number(eqn)
             if value is not None:
@@ -102,11 +103,9 @@ class PendingSums:
             case _:
                 return True
 
-    @cached_property
-    def needed(self) -> set[Var]:
-        """Values that a reader takes complete under any layout, so that all of their readers do."""
-        readers = ((v, eqn) for v, eqns in self.users.items() for eqn in eqns)
-        return {v for v, eqn in readers if not (self.may_stay_pending(eqn, v) or ignores(eqn, v))}
+    def is_needed(self, v: Var) -> bool:
+        """True if a reader takes the value complete under any layout, so that all of its readers do."""
+        return any(not (self.may_stay_pending(eqn, v) or ignores(eqn, v)) for eqn in self.users.get(v, ()))
 
     @cached_property
     def regions(self) -> dict[Var, SumRegion]:

@@ -155,8 +155,10 @@ def counted_dims(graph: Graph) -> dict[Var, frozenset[str]]:
 
     What is sent are whole runs of slots, so an exchange of such a value cuts and joins only these dims.
     """
-    eqns = [eqn for eqn, _ in walk(graph) if eqn.op in (RAGGED, RENAME, PREFER, SHARD)]
     counted: dict[Var, frozenset[str]] = {}
+    if RAGGED not in graph.kinds:
+        return counted
+    eqns = [eqn for eqn, _ in walk(graph) if eqn.op in (RAGGED, RENAME, PREFER, SHARD)]
     for eqn in eqns:
         if eqn.op is RAGGED:
             counted |= dict.fromkeys((eqn.ins[0], eqn.outs[0]), frozenset(names(eqn.ins[1].dims)))

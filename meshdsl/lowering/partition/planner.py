@@ -95,7 +95,7 @@ class Reshard(NamedTuple):
 
     def _planned(self) -> tuple[Steps, int]:
         sizes = tuple(sorted((dim.name, dim.size, self.extents.padded(dim)) for dim in self.shape))
-        search = _Search(self.source, self.target, sizes, Mesh(self.mesh.axes), self.itemsize)
+        search = _Search(self.source, self.target, sizes, self.mesh.anywhere, self.itemsize)
         if self.seconds is None:
             return _plan(search)
         # stored with the object whose times they are: a cache of this module would keep it alive

@@ -35,7 +35,7 @@ def results_price(setting: Setting, eqn: Eqn, labels: Labels, assigned: Assigned
     n, total = setting.mesh.count(axes), 0.0
     for v, names in zip(eqn.outs, labels.outs, strict=True):
         if v in setting.wanted:
-            here = Sharding.of(dict(apply(names, assigned).split), axes, eqn.operation.reduce or "sum")
+            here = apply(names, assigned, axes, eqn.operation.reduce or "sum")
             reshard = Reshard(
                 here, setting.wanted[v], v.dims, setting.mesh, setting.extents, v.dtype.itemsize, setting.seconds
             )

@@ -95,9 +95,9 @@ class ReductionCut:
         return frozenset(v for v in self.axes if v in side)
 
     def _needed(self, v: Var) -> bool:
-        if self.sums.body is None and v in self.sums.graph.outs:
-            return True
-        return any(v not in self.through[eqn] for eqn in self.sums.users.get(v, ()) if not ignores(eqn, v))
+        return v in self.sums.results or any(
+            v not in self.through[eqn] for eqn in self.sums.users.get(v, ()) if not ignores(eqn, v)
+        )
 
     def _leaves_body(self) -> Iterator[tuple[int, Var, int]]:
         """The results of a loop body that may leave it pending: (number, value, price per trip of reducing it
@@ -119,7 +119,7 @@ class ReductionCut:
     def _through(self, eqn: Eqn) -> tuple[Var, ...]:
         """The operands that can stay pending through an operation; if two exclude each other, the larger one."""
         can = [v for v in dict.fromkeys(eqn.ins) if v in self.axes and self.sums.may_stay_pending(eqn, v)]
-        can = [v for v in can if v not in self.sums.needed]
+        can = [v for v in can if not self.sums.is_needed(v)]
         if not can:
             return ()
         if together(eqn):

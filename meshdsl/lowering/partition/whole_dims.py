@@ -50,10 +50,12 @@ def _read(eqn: Eqn, whole: WholeDims) -> Sequence[frozenset[str]]:
     splits = op in EXPANSIONS or op in (ATTENTION, ATTENTION_GRAD)  # the labels are those without split positions
     if eqn.control is not None or not isinstance(op, Op) or splits or op.moves is not None:
         return [NONE] * len(eqn.ins)
+    passes = op.fuses in (Fuses.MAP, Fuses.VIEW) and op.reduce is Reduce.NONE and len(eqn.outs) == 1
+    needed = whole.get(eqn.outs[0], NONE) if passes else NONE
+    if op.rule is None and op.blocked is None and not needed:
+        return [NONE] * len(eqn.ins)
     labels = labels_of(eqn)
-    passed: set[str | None] = {None}
-    if op.fuses in (Fuses.MAP, Fuses.VIEW) and op.reduce is Reduce.NONE and len(eqn.outs) == 1:
-        passed |= {labels.outs[0][d] for d in whole.get(eqn.outs[0], NONE)}
+    passed = {None, *(labels.outs[0][d] for d in needed)}
     return [frozenset([d for d, label in names.items() if label in passed]) for names in labels.ins]
 
 
