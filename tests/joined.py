@@ -67,7 +67,7 @@ def calls_in_groups(
 
 
 def calls(*each: tuple[md.Compiled, Sequence[Any]]) -> list[Any]:
-    """What each compiled function returns for its arguments: those over the same devices run as one program."""
+    """The results of compiled functions, each with its arguments. Functions on the same devices run as one program."""
     found: list[Any] = [None] * len(each)
     groups: dict[Any, list[int]] = {}
     signatures = [function._for(args) for function, args in each]

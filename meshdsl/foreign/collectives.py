@@ -41,7 +41,7 @@ def called(eqn: Any) -> Any:
 
 
 def scan_parts(eqn: Any, body: Any) -> tuple[int, int]:
-    """How many operands of a scan are the same in every trip, and how many are carried on; the others are rows."""
+    """The numbers of constants and of carries among the operands of a scan; the others are its rows."""
     rows = sum(len(v.aval.shape) > len(w.aval.shape) for v, w in zip(eqn.invars, body.invars, strict=True))
     carries = sum(len(v.aval.shape) == len(w.aval.shape) for v, w in zip(eqn.outvars, body.outvars, strict=True))
     return len(eqn.invars) - rows - carries, carries

@@ -187,7 +187,7 @@ class Peers:
                     self._lost(peer, how, grace=0)
 
     def _position(self) -> Position:
-        """Where this process is; with the lines that it runs, if its step takes too long."""
+        """The position of this process in its run; if its step takes too long, also the lines of code that it is running."""
         at = self.watch.position()
         return {**at, "stack": self.watch.stack()} if at["overdue"] else at
 

@@ -214,7 +214,7 @@ def law(f: Drawn, seed: int) -> Outcome | None:
 
 
 def places(block: dict[str, int]) -> Iterator[dict[str, slice]]:
-    """Where each block of these sizes lies."""
+    """The slice of each block, for blocks of these sizes in a row."""
     for at in itertools.product(*(range(SIZES[d] // n) for d, n in block.items())):
         yield {d: slice(i * n, (i + 1) * n) for (d, n), i in zip(block.items(), at, strict=True)}
 

@@ -69,7 +69,7 @@ def holder(record: dict[str, Any]) -> str:
 
 
 def own_record() -> dict[str, Any]:
-    """What identifies this process; `boot` is that of its kernel, which containers share, or "" if it is unknown."""
+    """The identity of a process. `boot` is the boot id of its kernel, which containers share; "" if it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
