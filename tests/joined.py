@@ -22,46 +22,37 @@ def in_groups(functions: Mapping[Any, Callable[..., Any]], *args: Any, size: int
 
     If one of them raises, each is a program of its own, so that only its own case fails.
     """
-    keys = list(functions)
 
-    @functools.cache
-    def group(start: int) -> dict[Any, Any]:
-        some = keys[start : start + size]
-        try:
-            results = jax.jit(lambda *args: [functions[key](*args) for key in some])(*args)
-        except Exception:
-            return {}
-        return dict(zip(some, results, strict=True))
+    def together(keys: Sequence[Any]) -> Sequence[Any]:
+        return jax.jit(lambda *args: [functions[key](*args) for key in keys])(*args)
 
-    def result(key: Any) -> Any:
-        at = keys.index(key)
-        results = group(at - at % size)
-        return results[key] if results else jax.jit(functions[key])(*args)
-
-    return result
+    return _by_group(list(functions), size, together)
 
 
 def calls_in_groups(
     cases: Mapping[Any, Callable[[], tuple[md.Compiled, Sequence[Any]]]], size: int = 8
 ) -> Callable[[Any], Any]:
     """As `in_groups`, of compiled functions with their arguments, which each case makes when it is first needed."""
-    keys = list(cases)
+    return _by_group(list(cases), size, lambda keys: calls(*(cases[key]() for key in keys)))
+
+
+def _by_group(
+    keys: Sequence[Any], size: int, together: Callable[[Sequence[Any]], Sequence[Any]]
+) -> Callable[[Any], Any]:
+    """The result for a key, from those of its group, which are computed together, or alone if one of them raises."""
 
     @functools.cache
     def group(start: int) -> dict[Any, Any]:
         some = keys[start : start + size]
         try:
-            return dict(zip(some, calls(*(cases[key]() for key in some)), strict=True))
-        except Exception:
+            return dict(zip(some, together(some), strict=True))
+        except Exception:  # each case raises its own
             return {}
 
     def result(key: Any) -> Any:
         at = keys.index(key)
         results = group(at - at % size)
-        if results:
-            return results[key]
-        function, args = cases[key]()
-        return function(*args)
+        return results[key] if results else together([key])[0]
 
     return result
 

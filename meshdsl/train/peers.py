@@ -187,7 +187,7 @@ class Peers:
                     self._lost(peer, how, grace=0)
 
     def _position(self) -> Position:
-        """The position of this process in its run; if its step takes too long, also the lines of code that it is running."""
+        """The position of this process in its run; of one whose step takes too long, also its stack."""
         at = self.watch.position()
         return {**at, "stack": self.watch.stack()} if at["overdue"] else at
 

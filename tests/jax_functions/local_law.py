@@ -214,7 +214,7 @@ def law(f: Drawn, seed: int) -> Outcome | None:
 
 
 def places(block: dict[str, int]) -> Iterator[dict[str, slice]]:
-    """The slice of each block, for blocks of these sizes in a row."""
+    """The slices of each block, by dim, where all blocks have these sizes."""
     for at in itertools.product(*(range(SIZES[d] // n) for d, n in block.items())):
         yield {d: slice(i * n, (i + 1) * n) for (d, n), i in zip(block.items(), at, strict=True)}
 
