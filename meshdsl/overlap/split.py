@@ -243,7 +243,8 @@ class Splitter:
 
     def of_operation(self, eqn: Eqn) -> _Plan | None:
         op = cast(Op, eqn.op)
-        if eqn.control is not None or op.acts or op.inside_blocks or (op.rule is not None and op not in WITH_RULES):
+        own = op.rule is not None or op.shardings is not None
+        if eqn.control is not None or op.acts or op.inside_blocks or (own and op not in WITH_RULES):
             return None
         inner = self.inner(eqn)
         along = self.along(eqn) if inner is None else None
