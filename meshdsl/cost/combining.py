@@ -1,42 +1,136 @@
-"""Collectives that the device's compiler combines: together they take the time of one.
+"""Collectives that the device's compiler combines: together they take the time of one, and wait for all operands.
 
-A compiler combines collectives of one kind, over the same axes and of one dtype, if none depends on another, up to the
-bytes of `network.combine` for that kind. The first of them pays the launch and the latency, each later one for its
-bytes. The order of the steps stays as it is.
+A compiler combines collectives of one kind, over the same axes and of one dtype, if none depends on another, up to a
+number of bytes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, TypeVar
 
-from ..lowering import CollectiveRecord
+from ..ir import Var
+from ..lowering import CollectiveRecord, Program
 from ..lowering.asynchrony import Start
-from .fusion import Send
+from .fusion import Send, Step
 from .network import Placement, full_bytes
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class Part(NamedTuple):
+    """A collective as a part of a combined one."""
+
+    kind: Hashable  # equal for all parts
+    bytes: float
+    limit: float  # bytes of all parts
+
+
+def groups(
+    items: Sequence[Item], part_of: Callable[[Item], Part | None], readers_of: Callable[[Item], Sequence[Item]]
+) -> list[list[tuple[Item, Part]]]:
+    """The items of each combined collective, in their order; `part_of` is None for what is never combined."""
+    found: list[list[tuple[Item, Part]]] = []
+    latest: dict[Hashable, int] = {}  # of each kind, the group that takes further items
+    needs: list[set[int]] = []  # the groups that items of each group depend on
+    depends: dict[Item, set[int]] = defaultdict(set)  # the same of each item
+
+    for item in items:
+        if part := part_of(item):
+            group = latest.get(part.kind)
+            full = group is not None and sum(other.bytes for _, other in found[group]) + part.bytes > part.limit
+            if group is None or full or group in _closure(depends[item], needs):
+                group = latest[part.kind] = len(found)
+                found.append([])
+                needs.append(set())
+            found[group].append((item, part))
+            needs[group] |= depends[item]
+            depends[item] = {group}
+        for reader in readers_of(item):
+            depends[reader] |= depends[item]
+    return found
+
+
+def _closure(direct: set[int], needs: Sequence[set[int]]) -> set[int]:
+    """The groups that an item depends on, directly or through other groups."""
+    found: set[int] = set()
+    new = direct
+    while new:
+        found |= new
+        new = set[int]().union(*(needs[group] for group in new)) - found
+    return found
 
 
 def combine(items: Sequence[Any], record_of: Callable[[Send], CollectiveRecord], placement: Placement) -> None:
-    """Set the `work` of collectives among the items of a schedule to their part of a combined collective."""
+    """Set the `work` of collectives among the items of a schedule to their part of a combined collective.
+
+    The limits are `network.combine`, by kind. The first of a group pays the launch and the latency, each later one for
+    its bytes. The order of the steps stays as it is.
+    """
     limits = placement.network.combine
     if not limits:
         return
-    depends: dict[Any, int] = defaultdict(int)  # bits: the collectives that an item depends on
-    buckets: dict[tuple[str, tuple[str, ...], str], tuple[int, float]] = {}  # the latest: its bits, and its bytes
-    for number, item in enumerate(items):
-        if isinstance(item.step, Send) and not isinstance(item.step.eqn.op, Start):
-            record = record_of(item.step)
-            kind, size = record.op.timed_as, full_bytes(record, placement.mesh.count(record.axes))
-            key = kind, record.axes, record.dtype.name
-            bits, before = buckets.get(key, (0, 0.0))
-            if depends[item] & bits or before + size > limits.get(kind, 0.0):
-                bits, before = 0, 0.0
-            if bits:
-                together = placement.seconds(kind, record.axes, before + size)
-                item.work = max(0.0, together - placement.seconds(kind, record.axes, before))
-                item.least = dict.fromkeys(item.least, item.work)
-            buckets[key] = bits | 1 << number, before + size
-            depends[item] |= 1 << number
-        for reader in item.readers:
-            depends[reader] |= depends[item]
+
+    def part_of(item: Any) -> Part | None:
+        if not isinstance(item.step, Send) or isinstance(item.step.eqn.op, Start):
+            return None
+        record = record_of(item.step)
+        kind, size = record.op.timed_as, full_bytes(record, placement.mesh.count(record.axes))
+        return Part((kind, record.axes, record.dtype.name), size, limits.get(kind, 0.0))
+
+    for (first, part), *later in groups(items, part_of, lambda item: item.readers):
+        kind, axes, before = record_of(first.step).op.timed_as, first.step.axes, part.bytes
+        for item, part in later:
+            together = placement.seconds(kind, axes, before + part.bytes)
+            item.work = max(0.0, together - placement.seconds(kind, axes, before))
+            item.least = dict.fromkeys(item.least, item.work)
+            before += part.bytes
+
+
+def combined_sums(program: Program, order: Sequence[Step], limit: float) -> list[Step]:
+    """The steps with one `Send` for all_reduces that are combined, up to `limit` bytes, where the last of them was.
+
+    What reads one of them comes after it.
+    """
+    readers: dict[Var, list[Step]] = defaultdict(list)
+    for step in order:
+        for v in step.reads:
+            readers[v].append(step)
+
+    def part_of(step: Step) -> Part | None:
+        if not isinstance(step, Send) or not step.eqn.effect.reduces or step.eqn.effect.dims:
+            return None
+        (out,) = step.writes
+        return Part((step.eqn.op, out.dtype), program.local_bytes(out), limit)
+
+    combined: dict[
+        Step, Sequence[Step]
+    ] = {}  # what a step becomes: the last sum of a group all of them, the others none
+    for group in groups(order, part_of, lambda step: [reader for v in step.writes for reader in readers[v]]):
+        if len(group) > 1:
+            sums = [step for step, _ in group if isinstance(step, Send)]
+            reads, writes = [v for step in sums for v in step.reads], [v for step in sums for v in step.writes]
+            combined |= dict.fromkeys(sums, ())
+            combined[sums[-1]] = (Send(sums[-1].eqn, tuple(reads), tuple(writes)),)
+    return _after_their_operands([new for step in order for new in combined.get(step, (step,))])
+
+
+def _after_their_operands(order: Sequence[Step]) -> list[Step]:
+    """The steps in their order, except that each comes after those that make its operands."""
+    makers = {v: i for i, step in enumerate(order) for v in step.writes}
+    needs = [{makers[v] for v in step.reads if v in makers} for step in order]
+    readers: dict[int, list[int]] = defaultdict(list)
+    for i, needed in enumerate(needs):
+        for maker in needed:
+            readers[maker].append(i)
+    ready, result = [i for i, needed in enumerate(needs) if not needed], list[Step]()
+    while ready:
+        i = heappop(ready)
+        result.append(order[i])
+        for reader in readers[i]:
+            needs[reader].discard(i)
+            if not needs[reader]:
+                heappush(ready, reader)
+    return result

@@ -29,6 +29,7 @@ from ..errors.units import show_bytes
 from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..targets import MemoryRules
+from .combining import combined_sums
 from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
 from .scores import names
 
@@ -132,6 +133,7 @@ class Lives:
         self, graph: Graph, order: Sequence[Step], placed: set[Var]
     ) -> tuple[dict[Var, int], dict[Var, int]]:
         """Hold the values of one graph, except `placed`; returns when each value is made and last read."""
+        source = holders(graph)
         births: dict[Var, int] = {}
         deaths: dict[Var, int] = {}
         makers: dict[Var, Step] = {}
@@ -144,7 +146,7 @@ class Lives:
             self.moments.append((_label(eqn), eqn.where, eqn.backward))
             carried: set[Var] = set()
             if isinstance(step, LoopStep):
-                carried = self.hold_trip(step)
+                carried = self.hold_trip(step, source)
             elif isinstance(step, Branch):
                 self.hold_arms(step)
             last = len(self.moments) - 1
@@ -198,6 +200,7 @@ class Lives:
         """
         if any(isinstance(step, Wait) for step in order):
             return list(order)  # the program fixes the order
+        order = combined_sums(self.program, order, self.rules.combines) if self.rules.combines else order
         readers: dict[Var, list[Step]] = defaultdict(list)
         for step in order:
             for v in step.reads:
@@ -215,7 +218,7 @@ class Lives:
             births.update(dict.fromkeys(step.writes, times[step]))
         return sorted(order, key=lambda step: times[step])
 
-    def hold_trip(self, step: LoopStep) -> set[Var]:
+    def hold_trip(self, step: LoopStep, holder_of: Mapping[Var, Var]) -> set[Var]:
         """Hold the values of one trip. Returns operands whose buffers the carry reuses: they end at loop start."""
         loop = step.eqn.control
         assert isinstance(loop, Scan | While)
@@ -235,8 +238,8 @@ class Lives:
         for carry, v in zip(body.ins[consts : consts + n], outs[:n], strict=True):
             if v in births and deaths.get(carry, begin) > births[v]:  # the old carry is read after the new one is made
                 self.hold(v, "temporaries", "carry", step.eqn.where, births[v], end)
-        other_ins = {*step.eqn.ins[:consts], *step.eqn.ins[consts + n :]}
-        return set(step.eqn.ins[consts : consts + n]) - other_ins
+        operands = [holder_of.get(v, v) for v in step.eqn.ins]
+        return set(operands[consts : consts + n]) - {*operands[:consts], *operands[consts + n :]}
 
     def overwritten(
         self, order: Sequence[Step], births: Mapping[Var, int], deaths: Mapping[Var, int], placed: set[Var]

@@ -37,6 +37,7 @@ class MemoryRules:
     inside: Callable[[Program], set[Var]] = _none  # values of a loop's body that it computes inside later kernels
     copied: Callable[[Program], set[Var]] = _none  # arguments of which its kernels read a copy
     padding: Callable[[Program], Callable[[Var], float]] = _unpadded  # stored bytes of a value over its own
+    combines: float = 0.0  # bytes of all_reduces that run as one, when the last of their operands is there
     in_place: bool = True  # an all_reduce writes its result over an operand that nothing else reads
     body_order: Callable[[Eqn, Sequence[Step], set[Var]], Sequence[Step]] = _in_order  # of a loop that carries these
 

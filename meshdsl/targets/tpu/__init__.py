@@ -24,7 +24,9 @@ TPU = Target(
         ("products before loops", products_before_loops),
         ("read stored rows", read_stored_rows),
     ),
-    memory=MemoryRules(softmaxes, inside_softmaxes, read_by_convolutions, padding, body_order=body_order),
+    memory=MemoryRules(
+        softmaxes, inside_softmaxes, read_by_convolutions, padding, combines=2**27, body_order=body_order
+    ),
     one_in_flight=True,
     kernels=(PALLAS, INTERPRETED),
 )

@@ -1,8 +1,9 @@
-"""Products run before a loop if that frees memory, although their results are added to results of the loop.
+"""Products run before a loop if that frees memory, although compilers have a reason to run them after it.
 
 The gradient of the last product of a model is computed before the loop of the backward pass, where it frees the
-logits. If it is added to a gradient that the loop computes, as for an embedding that is also the last product,
-compilers may delay it until after the loop. A fence ties such a product to what the loop carries.
+logits. Compilers may delay it until after the loop: if it is added to a gradient that the loop computes, as for an
+embedding that is also the last product, or if it is summed over devices, which they do together with the gradients of
+the loop. A fence ties such a product to what the loop carries.
 """
 
 from __future__ import annotations
@@ -61,20 +62,20 @@ def _fenced(program: Program, loop: Eqn) -> Program:
 
 
 def _delayed(program: Program, place: int) -> list[Var]:
-    """Results of products before a loop that elementwise equations combine with something that depends on the loop."""
+    """Results of products before a loop that are summed over devices, or combined with what depends on the loop."""
     readers, dependent = program.readers, set[Var]()
     for i, eqn in enumerate(program.eqns):
         if i == place or not dependent.isdisjoint(eqn.ins):
             dependent.update(eqn.outs)
     products = filter(is_matmul, program.eqns[:place])
-    return [eqn.outs[0] for eqn in products if _is_combined(eqn.outs[0], readers, dependent, program.outs)]
+    return [eqn.outs[0] for eqn in products if _waits(eqn.outs[0], readers, dependent, program.outs)]
 
 
-def _is_combined(v: Var, readers: Mapping[Var, Sequence[Eqn]], dependent: set[Var], outs: Collection[Var]) -> bool:
+def _waits(v: Var, readers: Mapping[Var, Sequence[Eqn]], dependent: set[Var], outs: Collection[Var]) -> bool:
     while v not in outs and len(readers.get(v, ())) == 1:
         (reader,) = readers[v]
         if reader.sends or kind(reader) not in (Fuses.MAP, Fuses.VIEW):
-            return False
+            return reader.effect.reduces
         if not dependent.isdisjoint(reader.ins):
             return True
         match reader.outs:
