@@ -1,8 +1,8 @@
 """The order in which compilers run the steps of a loop's body.
 
-If the body has collectives, what the next trip needs is computed first, and gradients of weights after it, so their
-operands wait; but not in a backward loop that recomputes a sum over devices of the forward pass. An elementwise kernel
-runs with its first reader if that is no product.
+What the next trip needs is computed first in a backward loop, and the products for gradients of weights after it, so
+their operands wait; but not if it recomputes a sum over devices of the forward pass. So it is in a forward loop with
+collectives. An elementwise kernel runs with its first reader if that is no product.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...cost.fusion import Kernel, Send, Step
-from ...cost.scores import kind
+from ...cost.scores import is_matmul, kind
 from ...ir import Eqn, Fuses, Graph, Scan, Var, While
 
 
@@ -19,7 +19,7 @@ def body_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> list[Step]
     loop = eqn.control
     assert isinstance(loop, Scan | While)
     sends = any(isinstance(step, Send) for step in steps)
-    if sends and not (eqn.backward and _recomputes_sums(loop.body, loop.inputs(loop.body.ins)[1])):
+    if not _recomputes_sums(loop.body, loop.inputs(loop.body.ins)[1]) if eqn.backward else sends:
         steps = _carry_first(steps, carried)
     return _with_readers(steps)
 
@@ -36,14 +36,21 @@ def _recomputes_sums(body: Graph, carry: Sequence[Var]) -> bool:
 
 
 def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:
-    """The steps of a loop's body that its carry needs, then the other ones."""
-    needed = set(carry)
+    """The steps of a loop's body, without products that its carry does not need; then these and what reads them."""
+    needed, delayed = set(carry), set[Var]()
     first: set[Step] = set()
     for step in reversed(order):
         if not needed.isdisjoint(step.writes):
             first.add(step)
             needed.update(step.reads)
-    return [*(step for step in order if step in first), *(step for step in order if step not in first)]
+    for step in order:
+        if step not in first and (not delayed.isdisjoint(step.reads) or _multiplies(step)):
+            delayed.update(step.writes)
+    return sorted(order, key=lambda step: not delayed.isdisjoint(step.writes))
+
+
+def _multiplies(step: Step) -> bool:
+    return isinstance(step, Kernel) and any(map(is_matmul, step.eqns))
 
 
 def _with_readers(order: Sequence[Step]) -> list[Step]:
