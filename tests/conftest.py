@@ -125,7 +125,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage seldom, and never again what is alive now: modules and tests stay until the end."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(200_000, 20, 20)
+    gc.set_threshold(2_000_000, 20, 20)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class Compiled:
         self.donate = tuple(donate)
         self.static = static
         self._by_arguments: dict[Any, Compiled] = {}  # for static and keyword arguments: functions of the others
-        self._last: Compiled = self  # that of `_by_arguments` that was used last
+        self._last: Compiled | None = None  # that of `_by_arguments` that was used last
         self._array_functions: dict[Stages, Callable[..., Any]] = {}
         self.step = step or Plan()  # its knobs of the step are those of `function`
         self.unplanned = unplanned or function  # without knobs of the step
@@ -235,7 +235,7 @@ class Compiled:
         >>> compiled.plan == md.Plan("rows:4", "batch:rows")
         True
         """
-        plan = self._last.step.replace(mesh=self.mesh, layout=self.layout)
+        plan = (self._last or self).step.replace(mesh=self.mesh, layout=self.layout)
         machine = self.options.machine
         return plan if machine is None or not plan.may_use_machine else plan.replace(machine=machine_text(machine))
 
@@ -278,7 +278,7 @@ class Compiled:
 
     def _newest(self) -> Stages:
         """The stages of the last arguments seen."""
-        if self._last is not self:
+        if self._last is not None:
             return self._last._newest()
         if not self._stages:
             raise TraceError("nothing has been lowered yet\n  call .program(*args) first; specs will do")
@@ -354,5 +354,5 @@ class Compiled:
         other.mesh = Mesh(mesh)
         other.layout = layout if isinstance(layout, Layout) else Layout(layout)
         other._stages, other._recent, other._by_arguments, other._array_functions = {}, None, {}, {}
-        other._last = other
+        other._last = None
         return other

@@ -118,10 +118,11 @@ def roofline(lines: Sequence[Line], machine: Machine) -> Roofline:
 
 def _converts_sum(line: Line, lines: Sequence[Line]) -> bool:
     """True for a cast of what a reduction of the kernel reads or makes: libraries convert inside the reduction."""
+    if line.eqn.op is not CAST:
+        return line.eqn.op is CAST_PARTS
     sums = [each.eqn for each in lines if kind(each.eqn) is Fuses.REDUCE]
-    (x, *_), (y, *_) = line.eqn.ins or (None,), line.eqn.outs
-    beside = any(y in eqn.ins or x in eqn.outs for eqn in sums)
-    return line.eqn.op is CAST_PARTS or (line.eqn.op is CAST and beside)
+    (x,), (y,) = line.eqn.ins, line.eqn.outs
+    return any(y in eqn.ins or x in eqn.outs for eqn in sums)
 
 
 def is_fused(lines: Sequence[Line], machine: Machine) -> bool:

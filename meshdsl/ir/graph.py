@@ -361,13 +361,13 @@ def sources_of(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
 
 def params_with(eqn: Eqn, new: Mapping[Dim, Dim]) -> dict[str, Any]:
     """The parameters of an equation, with some dims replaced."""
+    return {key: _with_dims(value, new) for key, value in eqn.params.items()}
 
-    def replaced(value: Any) -> Any:
-        if isinstance(value, Dim):
-            return new.get(value, value)
-        return tuple(map(replaced, cast("tuple[Any, ...]", value))) if isinstance(value, tuple) else value
 
-    return {key: replaced(value) for key, value in eqn.params.items()}
+def _with_dims(value: Any, new: Mapping[Dim, Dim]) -> Any:
+    if isinstance(value, Dim):
+        return new.get(value, value)
+    return tuple([_with_dims(x, new) for x in cast("tuple[Any, ...]", value)]) if isinstance(value, tuple) else value
 
 
 def walk(graph: Graph, trips: float = 1, every_branch: bool = False) -> Iterator[tuple[Eqn, float]]:

@@ -150,5 +150,7 @@ class Extents:
         >>> Extents({"batch": 4}).local_shape((Dim("batch", 10),), Sharding.of({"batch": ("r",)}), Mesh("r:4"))
         (3,)
         """
+        if not sharding.split:
+            return tuple([d.size for d in shape])
         split = dict(sharding.split)
         return tuple([self.local(d, mesh.count(split[d.name])) if d.name in split else d.size for d in shape])

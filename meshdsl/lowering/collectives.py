@@ -11,6 +11,7 @@ major to minor. The planner's edges are these rules. Only collectives send data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, ClassVar
@@ -106,7 +107,7 @@ class AllGather(CollectiveDefaults):
 
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         axis = _at(shape, self.dim)
-        return [np.concatenate([blocks[p] for p in peers], axis) for _, peers in _peers(mesh, self.axes)]
+        return _for_peers(mesh, self.axes, lambda peers: np.concatenate([blocks[p] for p in peers], axis))
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class AllReduce(CollectiveDefaults):
     def simulate(self, blocks: Blocks, shape: Shape, before: Sharding, mesh: Mesh) -> Blocks:
         combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[self.kind]
         with np.errstate(all="ignore"):  # NaN, infinities and overflow are data here
-            return [np.asarray(reduce(combine, [blocks[p] for p in peers])) for _, peers in _peers(mesh, self.axes)]
+            return _for_peers(mesh, self.axes, lambda peers: np.asarray(reduce(combine, [blocks[p] for p in peers])))
 
 
 @dataclass(frozen=True)
@@ -289,6 +290,17 @@ def _peers(mesh: Mesh, axes: Axes) -> tuple[tuple[int, tuple[int, ...]], ...]:
     return tuple(sorted((me, tuple(group)) for group in groups for me in group))
 
 
+def _for_peers(mesh: Mesh, axes: Axes, result: Callable[[tuple[int, ...]], Any]) -> Blocks:
+    """A result for every device, which is the same array for all peers."""
+    devices = _peers(mesh, axes)
+    results = {peers: result(peers) for peers in dict.fromkeys(peers for _, peers in devices)}
+    return [results[peers] for _, peers in devices]
+
+
 def _chunk(block: Any, axis: int, peers: tuple[int, ...], me: int) -> Any:
     """This device's chunk of a block that is cut into as many chunks as there are peers."""
-    return np.split(block, len(peers), axis)[peers.index(me)]
+    size, rest = divmod(block.shape[axis], len(peers))
+    if rest:
+        raise InternalError(f"{len(peers)} devices cannot cut a block of {block.shape} along axis {axis}")
+    first = peers.index(me) * size
+    return block[(slice(None),) * axis + (slice(first, first + size),)]

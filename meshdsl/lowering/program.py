@@ -120,8 +120,8 @@ class Program(Graph):
         """The part of a value that one device stores."""
         block = self._blocks.get(var)
         if block is None:
-            sizes = self.extents.local_shape(var.dims, var.sharding, self.mesh)
-            block = self._blocks[var] = Block(var.dims, sizes, tuple(var.sharding.axes(d) for d in var.dims))
+            sizes, split = self.extents.local_shape(var.dims, var.sharding, self.mesh), dict(var.sharding.split)
+            block = self._blocks[var] = Block(var.dims, sizes, tuple([split.get(d.name, ()) for d in var.dims]))
         return block
 
     def stored_shape(self, var: Var) -> tuple[int, ...]:

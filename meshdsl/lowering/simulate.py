@@ -10,9 +10,8 @@ devices' blocks. `poison` fills padding with NaN (or a large integer), so that p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import repeat
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from ..backend import Local, NumPy
 from ..dims import show
 from ..errors import InternalError, ShapeError, expect
 from ..ir import Cond, Eqn, Graph, Scan, Var, While
+from ..layouts.mesh import Mesh
 from .permute import coordinates, index_along
 from .program import Program
 
@@ -29,6 +29,7 @@ Blocks = list[np.ndarray]  # one per device, row-major over the mesh
 Axes = tuple[str, ...]
 
 
+@cache
 def poison(dtype: np.dtype) -> Any:
     """The fill value of padding: NaN, True, or a large integer."""
     if jnp.issubdtype(dtype, np.inexact):
@@ -38,22 +39,40 @@ def poison(dtype: np.dtype) -> Any:
 
 def lay_out(program: Program, v: Var, array: np.ndarray) -> Blocks:
     """Every device's block of a global array, with poisoned padding."""
-    pads = [(0, n - d.size) for d, n in zip(v.dims, program.stored_shape(v), strict=True)]
-    stored = np.pad(array, pads, constant_values=poison(array.dtype)) if any(p for _, p in pads) else array
-    return shared([np.array(stored[_place(program, v, coords)]) for coords in coordinates(program.mesh)])
+    stored, sizes = _padded(array, program.stored_shape(v)), program.local_shape(v)
+    blocks: dict[tuple[int, ...], np.ndarray] = {}
+    places = _places(program, v)
+    for place in places:
+        if place not in blocks:
+            blocks[place] = np.array(stored[_part(place, sizes)])
+    return shared([blocks[place] for place in places])
 
 
-def _place(program: Program, v: Var, coords: dict[str, int]) -> tuple[slice, ...]:
-    """The part of a value, with its padding, that a device stores."""
-    sizes = program.local_shape(v)
-    starts = [index_along(program.mesh, coords, v.sharding.axes(d)) * n for d, n in zip(v.dims, sizes, strict=True)]
-    return tuple(slice(start, start + n) for start, n in zip(starts, sizes, strict=True))
+def _padded(x: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """An array with poison at its end, up to these sizes; the array itself if it has them."""
+    if x.shape == tuple(sizes):
+        return x
+    longer = np.full(sizes, poison(x.dtype), x.dtype)
+    longer[tuple(map(slice, x.shape))] = x
+    return longer
+
+
+def _places(program: Program, v: Var) -> list[tuple[int, ...]]:
+    """For every device, the index of its block among those of the value, along each dim."""
+    axes = program.block(v).axes
+    return [tuple([index_along(program.mesh, at, along) for along in axes]) for at in coordinates(program.mesh)]
+
+
+def _part(place: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """The part of a value, with its padding, that is the block at this index."""
+    return tuple([slice(i * n, i * n + n) for i, n in zip(place, sizes, strict=True)])
 
 
 def shared(blocks: Blocks) -> Blocks:
     """The blocks, where devices with equal bits have the same array, so that `_kernel` computes with it only once."""
     first: dict[tuple[tuple[int, ...], bytes], np.ndarray] = {}
-    return [first.setdefault((x.shape, x.tobytes()), x) for x in blocks]
+    same = {id(x): first.setdefault((x.shape, x.tobytes()), x) for x in {id(x): x for x in blocks}.values()}
+    return [same[id(x)] for x in blocks]
 
 
 def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
@@ -63,13 +82,17 @@ def read_back(program: Program, v: Var, blocks: Blocks) -> np.ndarray:
     unpadded = tuple(slice(0, d.size) for d in v.dims)
     inside = np.zeros(stored.shape, bool)
     inside[unpadded] = True
-    for coords, x in zip(coordinates(program.mesh), blocks, strict=True):
-        slices = _place(program, v, coords)
-        overlap = written[slices] & inside[slices]
-        if not _same(stored[slices][overlap], x[overlap]):
+    sizes, seen = program.local_shape(v), set[tuple[tuple[int, ...], int]]()
+    for coords, place, x in zip(coordinates(program.mesh), _places(program, v), blocks, strict=True):
+        if (place, id(x)) in seen:
+            continue
+        seen.add((place, id(x)))
+        part = _part(place, sizes)
+        overlap = written[part] & inside[part]
+        if not _same(stored[part][overlap], x[overlap]):
             raise InternalError(f"devices disagree on {v} at {coords}")
-        stored[slices] = x
-        written[slices] = True
+        stored[part] = x
+        written[part] = True
     return stored[unpadded]
 
 
@@ -136,11 +159,7 @@ def _results(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> Sequence[Block
 
 def _resized(x: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """A block with other sizes, with poisoned padding."""
-    if x.shape == tuple(sizes):
-        return x
-    x = x[tuple(slice(n) for n in sizes)]
-    pads = [(0, n - size) for n, size in zip(sizes, x.shape, strict=True)]
-    return np.pad(x, pads, constant_values=poison(x.dtype))
+    return x if x.shape == tuple(sizes) else _padded(x[tuple(map(slice, sizes))], sizes)
 
 
 def _agreed(blocks: Blocks, eqn: Eqn) -> bool:
@@ -160,24 +179,23 @@ def _while(eqn: Eqn, loop: While, xs: Sequence[Blocks]) -> Sequence[Blocks]:
 
 def _kernel(program: Program, eqn: Eqn, xs: Sequence[Blocks]) -> list[Blocks]:
     """Run the kernel once for all devices with the same blocks and the same index along the axes that it asks about."""
-    ins, outs = (tuple(map(program.block, vs)) for vs in (eqn.ins, eqn.outs))
-    devices = coordinates(program.mesh)
+    ins, outs = tuple(map(program.block, eqn.ins)), tuple(map(program.block, eqn.outs))
+    mesh, devices = program.mesh, coordinates(program.mesh)
     runs: dict[tuple[int, ...], list[_Run]] = {}  # by the identity of the operands
-    results: list[Blocks] = [[] for _ in eqn.outs]
-    for coords, operands in zip(devices, zip(*xs, strict=True) if xs else repeat((), len(devices)), strict=True):
-        index = partial(index_along, program.mesh, coords)
+    each: list[_Run] = []  # the run that gives a device its results
+    for i, coords in enumerate(devices):
+        operands = [blocks[i] for blocks in xs]
         same_blocks = runs.setdefault(tuple(map(id, operands)), [])
-        run = _run_for(index, same_blocks)
+        run = _run_for(mesh, coords, same_blocks)
         if run is None:
             asked: dict[Axes, int] = {}
-            local = Local(NumPy, ins, outs, partial(_recorded, index, asked), program.mesh.count)
+            local = Local(NumPy, ins, outs, partial(_recorded, mesh, coords, asked), mesh.count)
             ys = eqn.operation.kernel(local, *operands, **eqn.params)
             ys = ys if isinstance(ys, tuple | list) else (ys,)
             run = _Run(asked, [np.asarray(y, v.dtype) for y, v in zip(ys, eqn.outs, strict=True)])
             same_blocks.append(run)
-        for blocks, y in zip(results, run.results, strict=True):
-            blocks.append(y)
-    return results
+        each.append(run)
+    return [[run.results[k] for run in each] for k in range(len(outs))]
 
 
 class _Run(NamedTuple):
@@ -185,16 +203,16 @@ class _Run(NamedTuple):
     results: list[np.ndarray]
 
 
-def _run_for(index: Callable[[Axes], int], runs: Sequence[_Run]) -> _Run | None:
+def _run_for(mesh: Mesh, coords: dict[str, int], runs: Sequence[_Run]) -> _Run | None:
     """The run on a device with the same index along every axis that was asked about."""
     for run in runs:
-        if not run.asked or all(index(axes) == n for axes, n in run.asked.items()):
+        if not run.asked or all(index_along(mesh, coords, axes) == n for axes, n in run.asked.items()):
             return run
     return None
 
 
-def _recorded(index: Callable[[Axes], int], asked: dict[Axes, int], axes: Axes) -> int:
-    asked[axes] = index(axes)
+def _recorded(mesh: Mesh, coords: dict[str, int], asked: dict[Axes, int], axes: Axes) -> int:
+    asked[axes] = index_along(mesh, coords, axes)
     return asked[axes]
 
 

@@ -22,7 +22,7 @@ from ..lowering.program import Program
 from .fences import kernels_with_products, windows
 from .memory_target import GROWTH, MemoryTarget
 from .modes import PLANS
-from .planner import Candidates, Planner, bodies
+from .planner import Candidates, Planner, bodies, fenced
 from .reasons import nothing_beside
 from .values import Attempt, Overlap, OverlapPlan, OverlapWindow
 
@@ -72,7 +72,7 @@ def plan_overlap(
         return timeline(ledger(one), machine, placement).seconds
 
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
-    target = MemoryTarget(lambda one: used(planner.fenced(one)), seconds, near, limit)
+    target = MemoryTarget(lambda one: used(fenced(one, machine, placement)), seconds, near, limit)
     planner = Planner(program, machine, placement, request, target, paired)
     plans = plans or PLANS[request.mode]
     candidates = [plain, *(judged(name, planner.fenced(one)) for name, one in plans(planner))]

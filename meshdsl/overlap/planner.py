@@ -38,6 +38,13 @@ def bodies(program: Program) -> Iterator[Program]:
             yield from bodies(cast(Program, sub))
 
 
+def fenced(program: Program, machine: Machine, placement: Placement) -> Program:
+    """A planned program with fences; where the machine's compiler runs one collective at a time, so does it."""
+    if machine.target.one_in_flight:
+        program = one_in_flight(program, machine, placement)
+    return fence(program, kernels_with_products(program))
+
+
 class Planner:
     """The program, machine and request of one plan. The program is unrolled once, for the modes that keep no loops.
 
@@ -120,10 +127,7 @@ class Planner:
         return best, lambda limit: ordered(tasks, order(best, limit)[0])
 
     def fenced(self, program: Program) -> Program:
-        """A planned program with fences; where the machine's compiler runs one collective at a time, so does it."""
-        if self.machine.target.one_in_flight:
-            program = one_in_flight(program, self.machine, self.placement)
-        return fence(program, kernels_with_products(program))
+        return fenced(program, self.machine, self.placement)
 
     def need_exchanges(self) -> None:
         """Raise `NoEffectError` unless the program has all_to_alls that run beside computation on this machine."""

@@ -212,6 +212,8 @@ def trace(
     if before is not None:
         before.mentions.update(traced.mentions)
     graph = dce(Graph((*captured, *traced.ins), tuple(traced.eqns), tuple(outs), mentions=frozenset(traced.mentions)))
+    traced.eqns.clear()  # tensors have their trace, and equations have tensors: all are freed when the graph is
+    traced.captured.clear()
     return verify(graph, "trace"), traced.captures, structure
 
 

@@ -43,7 +43,7 @@ class Demand:
         inner: dict[object, Demand] | None = None,
     ):
         self.sums = _sums(graph, body, tuple(zero), tuple((v, tuple(axes)) for v, axes in (pending or {}).items()))
-        self._inner: dict[object, Demand] = {} if inner is None else inner  # of all bodies, shared by their demands
+        self.inner: dict[object, Demand] = {} if inner is None else inner  # of all bodies, shared by their demands
         self._cuts: dict[object, ReductionCut] = {}
         self._bodies: dict[Eqn, Demand] = {}
 
@@ -103,9 +103,9 @@ class Demand:
     ) -> Demand:
         """The demand of a body, at any depth; attempts to lower it that begin alike share it."""
         key = (graph, body, *zero, None, *pending.items())
-        if key not in self._inner:
-            self._inner[key] = Demand(graph, body, zero, pending, self._inner)
-        return self._inner[key]
+        if key not in self.inner:
+            self.inner[key] = Demand(graph, body, zero, pending, self.inner)
+        return self.inner[key]
 
     def _axes_of_result(self, i: int, setting: CutSetting) -> AxisSet:
         """The axes over which result i of the graph can be pending under a layout."""

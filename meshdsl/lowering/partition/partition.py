@@ -64,6 +64,8 @@ def partition(
     )
     scope = Scope(setting, graph)
     ins, outs = _lower_graph(scope, results)
+    setting.attempts.clear()  # scopes, which have the setting and are freed with it
+    scope.demand.inner.clear()
     if setting.problems:
         raise all_in_one(setting.problems, mesh, requested)
     if homes is not None:
