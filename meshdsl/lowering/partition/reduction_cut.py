@@ -37,7 +37,8 @@ class CutSetting(Protocol):
 class ReductionCut:
     """One region under one layout: the axes over which each value can be pending, and those that are reduced later.
 
-    `known` gives axes that are already known; `leaving(loop, i)` those over which a loop may leave result i pending.
+    `known` gives the axes of values that are already computed, so that their sums are not reduced in operands;
+    `leaving(loop, i)` those over which a loop may leave result i pending.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ReductionCut:
         known: Mapping[Var, AxisSet],
         leaving: Callable[[Eqn, int], AxisSet],
     ):
-        self.sums, self.setting = sums, setting
+        self.sums, self.setting, self.known = sums, setting, known
         self.axes: dict[Var, AxisSet] = {v: axes for v, axes in sums.arriving.items() if v in region.values}
         self.maker: dict[Var, Eqn] = {}
         self.through: dict[Eqn, tuple[Var, ...]] = {}  # operands that may stay pending
@@ -75,7 +76,7 @@ class ReductionCut:
         flow = FlowGraph()
         for v, axes in self.axes.items():
             eqn = self.maker.get(v)
-            through = self.through[eqn] if eqn is not None else ()
+            through = self.through[eqn] if eqn is not None and v not in self.known else ()
             if through and eqn is not None:
                 own = self.cost(v, self.gone[eqn])
                 flow.add(v, (eqn, v), max(self.cost(v, axes) - own, 1))
