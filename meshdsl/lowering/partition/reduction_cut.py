@@ -15,6 +15,7 @@ from ...ir import Eqn, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ...ops.linear import together
+from ...ops.reshape import RENAME, RESHAPE
 from ..labels import labels_of
 from .pending_sums import ADDITIONS, PendingSums, SumRegion, ignores
 
@@ -133,7 +134,11 @@ class ReductionCut:
         rest = [v for v in together(eqn) if v not in can and v not in self.sums.zero]
         if len({self.axes[v] for v in can}) > 1:
             return False
-        return not rest or (self._adds_up(eqn) and not self._any_split(rest, self.axes[can[0]]))
+        axes = self.axes[can[0]]
+        useful = (
+            not rest or self._adds_up(eqn) or (eqn.op in ADDITIONS and self._is_scattered_as_view(eqn.outs[0], axes))
+        )
+        return useful and not self._any_split(rest, axes)
 
     def _stays_alone(self, eqn: Eqn, chosen: Var) -> bool:
         """True if an operation that is linear in one operand may leave it pending."""
@@ -155,6 +160,19 @@ class ReductionCut:
         those beside it.
         """
         return eqn.op in ADDITIONS and any(user.op in ADDITIONS for user in self.sums.users.get(eqn.outs[0], ()))
+
+    def _is_scattered_as_view(self, v: Var, axes: AxisSet) -> bool:
+        """True if the only reader of a value renames or reshapes it to dims that the layout splits over these axes."""
+        if axes & self._split(v.dims):
+            return False
+        while len(users := self.sums.users.get(v, ())) == 1:
+            (eqn,) = users
+            if eqn.op not in (RENAME, RESHAPE):
+                return False
+            v = eqn.outs[0]
+            if axes & self._split(v.dims):
+                return True
+        return False
 
     def _split(self, shape: Shape) -> AxisSet:
         """The axes that the layout assigns to these dims."""

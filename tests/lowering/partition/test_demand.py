@@ -201,3 +201,12 @@ def test_demand_adds_a_complete_value_to_a_sum_only_if_another_addition_follows(
         [str(c.op) for c in md.compile(f, "p:2 q:2", "k:p; b:q").program(*specs).collectives] for f in (residual, loss)
     ]
     assert reductions == [["all_reduce(sum) over p"], ["all_reduce(sum) over p", "all_reduce(sum) over q"]]
+
+
+def test_demand_adds_a_complete_value_to_a_sum_that_is_renamed_to_a_split_dim_and_scatters_it() -> None:
+    def f(x: md.Tensor, w: md.Tensor, y: md.Tensor) -> md.Tensor:
+        return md.rename(md.reshape(md.dot(x, w, "k") + y, "position:8 c:4"), position="length")
+
+    specs = md.spec("position:8 one:1 k:8"), md.spec("k:8 c:4"), md.spec("position:8 one:1 c:4")
+    assert sent(f, "p:2", "k:p; length:p", *specs) == ["reduce_scatter length over p [8, 4]"]
+    assert sent(f, "p:2", "k:p", *specs) == ["all_reduce(sum) over p [8, 1, 4]"]
