@@ -138,7 +138,8 @@ def _shard_weight_updates(state: PassState, options: Options) -> PassState:
     if update.mode == "replicated" and not state.params:
         return state
     try:
-        sharded = shard(*of, update, _decides(options), options.strict) if update.mode != "replicated" else None
+        machine = _decides(options)
+        sharded = shard(*of, update, machine, options.strict, options.donated) if update.mode != "replicated" else None
     except NoEffectError:
         if not state.params:
             raise

@@ -218,9 +218,13 @@ def take(x: Any, i: Any, over: DimLike, *, drop: bool = False) -> Tensor:
 def _scatter_type(i: Type, updates: Type, *, over: Dim, paired: Shape) -> Type:
     if i.dtype.kind not in "iu":
         raise ShapeError(f"md.put_add needs integer indices, got {i.dtype.name}")
+    check_can_add(updates)
+    return Type((*paired, over, *(d for d in updates.dims if d not in i.dims)), updates.dtype)
+
+
+def check_can_add(updates: Type) -> None:
     if updates.dtype == np.dtype(bool):
         raise ShapeError("md.put_add does not add booleans; use md.cast(x, 'int32') first")
-    return Type((*paired, over, *(d for d in updates.dims if d not in i.dims)), updates.dtype)
 
 
 def _scatter_rule(i: Type, updates: Type, over: Dim, paired: Shape) -> Labels:

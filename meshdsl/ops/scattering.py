@@ -18,6 +18,7 @@ from ..trace import Tensor, as_tensor, bind1
 from .dtypes import cast, check_ordered, kind
 from .elementwise import equal, where
 from .indexing import (
+    check_can_add,
     check_updates,
     checked_indices,
     gather,
@@ -76,6 +77,8 @@ def _scatter(name: str, function: str, vjp: Any, *, table: bool, mask: Any, redu
 
     def infer(*ins: Type, over: Shape, paired: Shape) -> Type:
         *_, i, updates = ins
+        if not table:
+            check_can_add(updates)
         return Type((*paired, *over, *(d for d in updates.dims if d not in i.dims)), updates.dtype)
 
     def run(c: Local, *ins: Any, over: Shape, paired: Shape) -> Any:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..cost.machine import Machine
+from ..cost.memory import memory
 from ..errors import LayoutError, nearest
 from ..errors.no_effect import NoEffectError, no_effect
 from ..errors.tables import table
@@ -156,11 +157,13 @@ def shard(
     request: WeightUpdate,
     machine: Machine | None,
     strict: bool = True,
+    donated: Sequence[int] = (),
 ) -> ShardedUpdates:
     """The graph with its weight updates sharded as requested; the same graph if no update is worth sharding.
 
     A machine judges each update alone. Where the whole step, with its buckets, takes longer so than with all of them
-    sharded, or none, it is that one.
+    sharded, or none, or does not fit the machine's memory, it is that one. `donated` are the numbers of inputs whose
+    memory the results may reuse.
 
     Raises `LayoutError` for an illegal layout, and `NoEffectError` for "sharded" if no update can be sharded, and, if
     `strict`, for `regather` if that changes nothing.
@@ -191,11 +194,12 @@ def shard(
         for choice in (made, every)
     ]
 
-    def seconds(choice: ShardedUpdates) -> float:
+    def missing_bytes_and_seconds(choice: ShardedUpdates) -> tuple[float, float]:
         bucketed = _bucketed(choice.program or program, request, machine, choice.refined)
-        return step_seconds(bucketed, machine, choice.refined)
+        peak = memory(bucketed, donated=[bucketed.ins[i] for i in donated], machine=machine).peak
+        return max(peak - machine.hbm, 0), step_seconds(bucketed, machine, choice.refined)
 
-    return min(*choices, whole, key=seconds)
+    return min(*choices, whole, key=missing_bytes_and_seconds)
 
 
 @lru_cache(maxsize=8)

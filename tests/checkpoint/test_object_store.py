@@ -81,6 +81,26 @@ def test_a_moved_step_is_refused(tmp_path: Path):
             checkpoints.restore(1)
 
 
+def test_a_step_of_0_2_0_is_read(tmp_path: Path):
+    """It has no hash of what it says about itself, and no sums of bits; a step that has one of the two needs both."""
+    checkpoints = md.Checkpoints(f"file://{tmp_path}/run")
+    checkpoints.save(2, {"w": md.full("io:4", 2.0)}, data={"batch": 64})
+    checkpoints.wait()
+    file = tmp_path / "run" / "step-00000002" / "meta" / "metadata"
+    meta = json.loads(file.read_text())
+    for removed in ("sums", "sha256"):
+        file.write_text(json.dumps({name: x for name, x in meta.items() if name != removed}))
+        with pytest.raises(md.CheckpointError, match="its meta does not have its SHA-256"):
+            checkpoints.restore(2)
+    file.write_text(json.dumps({name: x for name, x in meta.items() if name not in ("sums", "sha256")}))
+    (tmp_path / "run" / "owner").unlink()
+    (tmp_path / "run" / "newest").unlink()
+    checkpoints.verify(2)
+    restored = checkpoints.restore()
+    assert (restored.step, restored.data, restored.tree["w"].numpy().tolist()) == (2, {"batch": 64}, [2.0] * 4)
+    checkpoints.close()
+
+
 def test_the_newest_step_is_missed(tmp_path: Path):
     said: list[str] = []
     with md.Checkpoints(f"file://{tmp_path}/run", report=said.append) as checkpoints:

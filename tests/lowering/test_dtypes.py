@@ -82,6 +82,11 @@ def test_devices_give_the_results_of_the_simulator(part: int) -> None:
         (lambda x: md.cast(x, "float32"), "complex64", "lose the imaginary part"),
         (lambda x: x - x, "bool", "md.subtract does not take bool; use md.cast"),
         (lambda x: md.put_add(x, md.iota("b:2"), x, "a"), "bool", "does not add booleans"),
+        (
+            lambda x: md.unflatten(x, "a", "b:2 c:2").at["b", md.iota("n:2"), "c", md.iota("n:2")].add(True),
+            "bool",
+            "does not add booleans",
+        ),
         (lambda x: x**-2, "int32", "is not whole"),
     ],
 )

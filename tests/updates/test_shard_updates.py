@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -319,6 +320,19 @@ def test_auto_asks_the_machine() -> None:
     step.program(*workload.specs())
     saved = [(d.sharded, d.seconds_saved) for d in step.weight_update.decisions]
     assert all(seconds is not None and sharded == (seconds > 0) for sharded, seconds in saved)
+
+
+def test_auto_shards_slower_updates_where_the_fastest_do_not_fit_the_machine() -> None:
+    def report(machine: md.Machine) -> Any:
+        update = md.WeightUpdate("auto", regather=True)
+        step = md.compile(
+            mlp.train_step(), "rows:8", "batch:rows", weight_update=update, machine=machine, donate=(0, 1)
+        )
+        return step.cost(*mlp.specs(), machine=machine)
+
+    fast = report(h100 := md.machine("h100"))
+    small = report(dataclasses.replace(h100, hbm=fast.peak_bytes - 1.0))
+    assert small.fits and small.seconds > fast.seconds
 
 
 def test_auto_times_ragged_exchanges() -> None:

@@ -15,6 +15,7 @@ from ...ir import Eqn, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
 from ...ops.linear import together
+from ...ops.reshape import RENAME, RESHAPE
 from ..labels import labels_of
 from .pending_sums import ADDITIONS, PendingSums, SumRegion, ignores
 
@@ -37,7 +38,8 @@ class CutSetting(Protocol):
 class ReductionCut:
     """One region under one layout: the axes over which each value can be pending, and those that are reduced later.
 
-    `known` gives axes that are already known; `leaving(loop, i)` those over which a loop may leave result i pending.
+    `known` gives the axes of values that are already computed, so that their sums are not reduced in operands;
+    `leaving(loop, i)` those over which a loop may leave result i pending.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class ReductionCut:
         known: Mapping[Var, AxisSet],
         leaving: Callable[[Eqn, int], AxisSet],
     ):
-        self.sums, self.setting = sums, setting
+        self.sums, self.setting, self.known = sums, setting, known
         self.axes: dict[Var, AxisSet] = {v: axes for v, axes in sums.arriving.items() if v in region.values}
         self.maker: dict[Var, Eqn] = {}
         self.through: dict[Eqn, tuple[Var, ...]] = {}  # operands that may stay pending
@@ -75,7 +77,7 @@ class ReductionCut:
         flow = FlowGraph()
         for v, axes in self.axes.items():
             eqn = self.maker.get(v)
-            through = self.through[eqn] if eqn is not None else ()
+            through = self.through[eqn] if eqn is not None and v not in self.known else ()
             if through and eqn is not None:
                 own = self.cost(v, self.gone[eqn])
                 flow.add(v, (eqn, v), max(self.cost(v, axes) - own, 1))
@@ -132,7 +134,11 @@ class ReductionCut:
         rest = [v for v in together(eqn) if v not in can and v not in self.sums.zero]
         if len({self.axes[v] for v in can}) > 1:
             return False
-        return not rest or (self._adds_up(eqn) and not self._any_split(rest, self.axes[can[0]]))
+        axes = self.axes[can[0]]
+        useful = (
+            not rest or self._adds_up(eqn) or (eqn.op in ADDITIONS and self._is_scattered_as_view(eqn.outs[0], axes))
+        )
+        return useful and not self._any_split(rest, axes)
 
     def _stays_alone(self, eqn: Eqn, chosen: Var) -> bool:
         """True if an operation that is linear in one operand may leave it pending."""
@@ -154,6 +160,19 @@ class ReductionCut:
         those beside it.
         """
         return eqn.op in ADDITIONS and any(user.op in ADDITIONS for user in self.sums.users.get(eqn.outs[0], ()))
+
+    def _is_scattered_as_view(self, v: Var, axes: AxisSet) -> bool:
+        """True if the only reader of a value renames or reshapes it to dims that the layout splits over these axes."""
+        if axes & self._split(v.dims):
+            return False
+        while len(users := self.sums.users.get(v, ())) == 1:
+            (eqn,) = users
+            if eqn.op not in (RENAME, RESHAPE):
+                return False
+            v = eqn.outs[0]
+            if axes & self._split(v.dims):
+                return True
+        return False
 
     def _split(self, shape: Shape) -> AxisSet:
         """The axes that the layout assigns to these dims."""

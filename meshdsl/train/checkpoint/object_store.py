@@ -148,7 +148,8 @@ class OrbaxStore:
         with library_errors(CheckpointError, f"{step_name(step)} cannot be read"):
             path = self.directory / step_name(step)
             meta: Any = self._writer.restore(path, args=args.Composite(meta=args.JsonRestore())).meta
-            if meta.pop("sha256", None) != _sha256(meta):
+            unhashed = not meta.keys() & {"sha256", "sums"}  # of 0.2.0
+            if not unhashed and meta.pop("sha256", None) != _sha256(meta):
                 raise CheckpointError(f"{step_name(step)} cannot be read: its meta does not have its SHA-256")
             if meta["step"] != step:
                 raise CheckpointError(f"{step_name(step)} cannot be read: it is step {meta['step']}, moved")
@@ -157,7 +158,7 @@ class OrbaxStore:
                 for p, (dims, dtype) in meta["tensors"].items()
             }
             header = Header(meta["step"], "", (), meta["config"], meta["data"], meta["key"])
-            yield OrbaxReader(self, path, Manifest(header, stored), meta["sums"])
+            yield OrbaxReader(self, path, Manifest(header, stored), None if unhashed else meta["sums"])
 
     def place(self, reader: Any, places: Mapping[str, Destination]) -> list[Tensor]:
         types = {path: reader.manifest.tensors[path].type for path in places}
@@ -177,7 +178,8 @@ class OrbaxStore:
             problem = error
         if not processes.all_processes(problem is None):
             raise problem or CheckpointError(f"{reader.path.name}: another process cannot read its part; see its error")
-        if corrupt := [path for path, value in sums(found).items() if value != reader.sums[path]]:
+        known = reader.sums
+        if known is not None and (corrupt := [path for path, value in sums(found).items() if value != known[path]]):
             raise CheckpointError(
                 f"{reader.path.name} is corrupt: {', '.join(corrupt[:5])}: the sum of its bits differs"
             )
@@ -187,7 +189,7 @@ class OrbaxStore:
 class OrbaxReader:
     """An open step, like `read.StepReader`, and the sums of the bits of its tensors; Orbax has none of their data."""
 
-    def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest, sums: Mapping[str, int]):
+    def __init__(self, store: OrbaxStore, path: Any, manifest: Manifest, sums: Mapping[str, int] | None):
         self.store, self.path, self.manifest, self.sums, self.bytes_read = store, path, manifest, sums, 0
 
     def arrays(self, places: Mapping[str, Destination]) -> dict[str, jax.Array]:

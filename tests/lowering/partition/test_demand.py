@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import meshdsl as md
 from meshdsl.ir.min_cut import FlowGraph
 from meshdsl.models.gpt2 import gpt2
+from meshdsl.models.llama import llama
 from meshdsl.models.transformer import lm
 from tests.lowering.gspmd_law import SLACK, cases, gspmd_bytes, our_bytes
 from tests.lowering.test_program import sent
@@ -102,6 +103,22 @@ def test_demand_reduces_the_bias_of_a_norm_once_though_its_cotangent_is_also_a_p
     assert over_rows and {record.count for record in over_rows} == {1}
 
 
+def test_demand_carries_narrow_gradients_of_micro_batches_that_are_pending_over_more_axes_than_the_layout_says() -> (
+    None
+):
+    """The layout splits d_ff over `rows`, over which the batch is summed, and the gradients are also over `ring`."""
+    small = llama.replace(
+        layers=2, batch=16, length=32, vocab=32, d_model=16, query_heads=2, heads=2, d_head=4, d_ff=40
+    )
+    work = small.replace(compute_dtype="bfloat16", reduce_dtype="bfloat16")
+    step = md.compile(
+        work.train_step(), "rows:4 ring:2", "batch:rows; length:ring; d_ff:rows; params:rows", microbatches=4
+    )
+    stacks = [(2, 16, 40), (2, 16, 40), (2, 40, 16)]
+    found = [(c.shape, c.count) for c in step.program(*work.specs()).collectives if c.shape in stacks]
+    assert found == [(shape, 1) for shape in stacks]
+
+
 def test_demand_adds_pending_sums_and_reduces_their_total() -> None:
     def f(x: md.Tensor, w: md.Tensor, v: md.Tensor) -> md.Tensor:
         return md.tanh(md.einsum(x, w, out="batch") + 2 * md.einsum(x, v, out="batch"))
@@ -184,3 +201,12 @@ def test_demand_adds_a_complete_value_to_a_sum_only_if_another_addition_follows(
         [str(c.op) for c in md.compile(f, "p:2 q:2", "k:p; b:q").program(*specs).collectives] for f in (residual, loss)
     ]
     assert reductions == [["all_reduce(sum) over p"], ["all_reduce(sum) over p", "all_reduce(sum) over q"]]
+
+
+def test_demand_adds_a_complete_value_to_a_sum_that_is_renamed_to_a_split_dim_and_scatters_it() -> None:
+    def f(x: md.Tensor, w: md.Tensor, y: md.Tensor) -> md.Tensor:
+        return md.rename(md.reshape(md.dot(x, w, "k") + y, "position:8 c:4"), position="length")
+
+    specs = md.spec("position:8 one:1 k:8"), md.spec("k:8 c:4"), md.spec("position:8 one:1 c:4")
+    assert sent(f, "p:2", "k:p; length:p", *specs) == ["reduce_scatter length over p [8, 4]"]
+    assert sent(f, "p:2", "k:p", *specs) == ["all_reduce(sum) over p [8, 1, 4]"]
