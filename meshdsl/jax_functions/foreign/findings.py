@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import NOWHERE, Where
+from ...errors import NOWHERE, Where
 from .collectives import SUMS, Array, axes_of, split_over
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation, Reference, close
 from .simulate import Blocks, Executed, Run

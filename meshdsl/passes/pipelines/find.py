@@ -15,14 +15,14 @@ from enum import IntEnum
 import jax.numpy as jnp
 import numpy as np
 
-from ..control.host import OFFLOAD
-from ..dims import Dim, show
-from ..errors import LayoutError, MeshdslError, at
-from ..ir import Eqn, Graph, Linear, Scan, Var, acts, computed_from, dce, read_by, walk
-from ..layouts import Layout, Mesh
-from ..ops.elementwise import ADD
-from ..ops.linear import is_linear, together
-from ..passes.accumulate import number_in_all, running_sum
+from ...control.host import OFFLOAD
+from ...dims import Dim, show
+from ...errors import LayoutError, MeshdslError, at
+from ...ir import Eqn, Graph, Linear, Scan, Var, acts, computed_from, dce, read_by, walk
+from ...layouts import Layout, Mesh
+from ...ops.elementwise import ADD
+from ...ops.linear import is_linear, together
+from ..accumulate import number_in_all, running_sum
 from .schedule import Schedule
 
 

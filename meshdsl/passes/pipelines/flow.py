@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..ir import Graph, Product, Var, read_by, walk
+from ...ir import Graph, Product, Var, read_by, walk
 from .find import Level, Loop, loop_of, values
 
 
