@@ -4,10 +4,10 @@ The package loads JAX when the first public name is used, so that `meshdsl --hel
 
 A step goes through these folders, in this order:
 
-    trace, ops, control     a function of tensors becomes a graph: tensors, operations, loops and branches, gradients
-    params                  models and their parameters
+    trace, ops, control     a function of tensors becomes a graph: tensors, operations, and functions of functions:
+                            loops and branches, gradients, md.vmap, and models, which declare parameters
     jax_functions           md.map and md.local: functions of JAX in a model, and the check of them
-    passes, pipelines       graph to graph; loops over micro-batches, as stages of layers
+    passes                  graph to graph; also loops over micro-batches to stages of layers (passes.pipelines)
     lowering                graph, mesh and layout to the program of one device, its collectives; emit and simulate
     updates, overlap        sharded weight updates and overlap of communication, from analysis to rewriting
     compile                 the pipeline of these passes, md.compile and what it returns
@@ -19,8 +19,8 @@ A step goes through these folders, in this order:
 Below them are errors (messages, units, colours), dims, layouts (meshes, layouts, shardings), ir (graphs and their
 equations) and backend (the arrays that kernels compute with). nn, optim, train, models, workload and from_jax (which
 imports JAX functions) are written in the public names alone; train.checkpoint and train.weights read and write
-parameters. foreign checks and prices programs of jax.shard_map that others wrote. tools has the command line, the
-pictures, and the readers of compilers' texts.
+parameters. jax_functions.foreign checks and prices programs of jax.shard_map that others wrote. tools has the command
+line, the pictures, and the readers of compilers' texts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "jax_functions.local": ("local",),
     "jax_functions.map": ("map",),
-    "params": ("Model", "model", "param", "scope"),
+    "control.params": ("Model", "model", "param", "scope"),
     "control.layers": ("layers",),
     "control.vmap": ("vmap",),
     "layouts": ("Layout", "Mesh", "Sharding"),
@@ -112,18 +112,18 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "train.weights": ("HubConfig", "HuggingFace", "export_hugging_face", "import_hugging_face"),
     "workload": ("Workload",),
     "from_jax": ("Imported", "from_jax", "named"),
-    "foreign": ("JaxReport", "verify_jax"),
+    "jax_functions.foreign": ("JaxReport", "verify_jax"),
 }  # fmt: skip
 _MODULES = {
     "random": "ops.random",
     "fft": "jax_functions.fft",
     "linalg": "jax_functions.linalg",
-    "init": "params.init",
+    "init": "control.params.init",
     "nn": "nn",
     "optim": "optim",
     "hub": "train.weights.hub",
     "compilers": "tools.compilers",
-    "testing": "foreign.testing",
+    "testing": "jax_functions.foreign.testing",
 }  # public names that are modules
 _UNLISTED = {"train": "train"}  # the training runtime, which has a page of its own
 _ALSO = {"gather": "take", "remat": "checkpoint", "scatter_add": "put_add"}  # the field's names, beside ours

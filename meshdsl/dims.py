@@ -196,27 +196,33 @@ def merge(shapes: Iterable[Shape]) -> dict[str, Dim]:
 def _resolve(item: DimLike, table: Mapping[str, Dim], new: bool, what: str) -> Dim:
     if isinstance(item, str) and ":" in item:
         item = _sized(item)
-    if isinstance(item, Dim):
-        known_dim = table.get(item.name)
-        if known_dim == item or (known_dim is None and new):
-            return item
-        if known_dim is None:
-            raise ShapeError(f"no {what} {item.name!r} here; {nearest(item.name, table)}")
+    if isinstance(item, str):
+        _check_known(item, table, new, what)
+        return table[item]
+    if not isinstance(item, Dim):
+        way_out = f"\n  a size needs a name: 'NAME:{item}'; x.dims are the dims of x" if isinstance(item, int) else ""
+        raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}{way_out}")
+    known_dim = table.get(item.name)
+    if known_dim is None and not new:
+        raise ShapeError(f"no {what} {item.name!r} here; {nearest(item.name, table)}")
+    if known_dim not in (None, item):
         raise ShapeError(
             f"{what} {item.name!r} has size {known_dim.size} here, and size {item.size} was asked for\n"
             f"  the dims are {show(table.values())}; give the name alone, or rename one of the two with md.rename"
         )
-    if isinstance(item, str):
-        if item in table:
-            return table[item]
-        if not item.isidentifier():
-            raise ShapeError(f"a dim is written name or name:size, for example 'batch:512'; got {item!r}")
-        if new and not table:
-            return _sized(item)  # raises that the size is missing
-        way_out = f"; to introduce it, give its size: '{item}:SIZE'" if new else ""
-        raise ShapeError(f"no {what} {item!r} here; {nearest(item, table)}{way_out}")
-    way_out = f"\n  a size needs a name: 'NAME:{item}'; x.dims are the dims of x" if isinstance(item, int) else ""
-    raise ShapeError(f"a {what} is a md.Dim or a name, got {item!r}{way_out}")
+    return item
+
+
+def _check_known(name: str, table: Mapping[str, Dim], new: bool, what: str) -> None:
+    """Raise `ShapeError` if no dim of the table has this name, which was given without a size."""
+    if name in table:
+        return
+    if not name.isidentifier():
+        raise ShapeError(f"a dim is written name or name:size, for example 'batch:512'; got {name!r}")
+    if new and not table:
+        _sized(name)  # raises that the size is missing
+    way_out = f"; to introduce it, give its size: '{name}:SIZE'" if new else ""
+    raise ShapeError(f"no {what} {name!r} here; {nearest(name, table)}{way_out}")
 
 
 def split_items(dims_like: DimsLike) -> list[DimLike]:

@@ -30,11 +30,11 @@ ORDER = [
     ["ir"],
     ["trace"],
     ["ops"],
-    ["params"],
+    ["control.params"],
     ["control"],
     ["jax_functions"],
     ["passes"],
-    ["pipelines"],
+    ["passes.pipelines"],
     ["lowering"],
     ["cost.scores"],  # the fusion model: what a compiler computes in one kernel
     ["cost.fusion"],
@@ -50,7 +50,7 @@ ORDER = [
     ["train.weights"],
     ["search"],
     ["__init__"],  # the public package; it re-exports the units below and those written in the language
-    ["foreign"],
+    ["jax_functions.foreign"],  # whole programs: it prices what they send
     ["tools", "__main__"],
 ]
 IN_THE_LANGUAGE = [

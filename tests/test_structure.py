@@ -197,9 +197,9 @@ def test_names_of_platforms_are_found(source: str, count: int):
 
 
 def test_names_are_listed_by_packages_and_public_modules_alone():
-    public = {"meshdsl/params/init.py", "meshdsl/train/weights/hub.py"}  # md.init, md.hub
+    public = {"meshdsl/control/params/init.py", "meshdsl/train/weights/hub.py"}  # md.init, md.hub
     public |= {"meshdsl/jax_functions/fft.py", "meshdsl/jax_functions/linalg.py"}  # md.fft, md.linalg
-    public |= {"meshdsl/foreign/testing.py"}  # md.testing
+    public |= {"meshdsl/jax_functions/foreign/testing.py"}  # md.testing
     found = [
         at
         for path in modules(ROOT).values()

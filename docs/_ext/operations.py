@@ -15,7 +15,7 @@ sys.path[:0] = [str(HERE.parent.parent)] if str(HERE.parent.parent) not in sys.p
 import meshdsl as md
 from meshdsl.ir import Graph, walk
 from meshdsl.layouts import Layout, Mesh
-from meshdsl.lowering.labels import labels_of
+from meshdsl.lowering.labels import index_map_of, labels_of
 from meshdsl.lowering.partition import partition
 from meshdsl.ops.placement import PREFER, SHARD
 from meshdsl.ops.reshape import RENAME
@@ -52,7 +52,7 @@ def kinds_of(graph: Graph, row: Row) -> dict[str, str]:
         labels = labels_of(eqn)
         for v, names in zip((*eqn.ins, *eqn.outs), (*labels.ins, *labels.outs), strict=True):
             moved |= {d.name for d in v.dims if names[d.name] != d.name}
-        moves = eqn.op.moves(*(v.type for v in eqn.ins), **eqn.params) if eqn.op.moves is not None else None
+        moves = index_map_of(eqn)
         moved |= {d.name for d in moves.dims} if moves is not None else set()
     kept = {d.name for v in graph.outs for d in v.dims}
     kept |= {d.name for eqn, _ in walk(graph) if eqn.op is RENAME for d in eqn.ins[0].dims}

@@ -25,7 +25,7 @@ from ..ir import Graph, Var, walk
 from ..layouts import Layout, Mesh, MeshLike
 from ..lowering import Program
 from ..overlap.values import OverlapPlan
-from ..pipelines import Schedule
+from ..passes.pipelines import Schedule
 from ..targets.kernel_choice import is_attention
 from ..trace import Tensor, flatten, tree
 from ..trace.tensors import concrete

@@ -32,8 +32,8 @@ from ..lowering.ragged_exchange import ragged_exchange
 from ..lowering.unroll import unroll
 from ..overlap.plan import plan_overlap
 from ..overlap.values import NO_OVERLAP, Overlap, OverlapPlan
+from ..passes.pipelines import Schedule, pipelined
 from ..passes.simplify import simplify
-from ..pipelines import Schedule, pipelined
 from ..targets import FUSED, Target, target_named
 from ..targets.kernel_choice import with_kernels
 from ..updates.groups import RefinedMesh

@@ -1,4 +1,7 @@
-"""Loops, branches and rematerialisation: equations that contain graphs; gradients and `md.vmap` of functions."""
+"""Functions of functions: loops, branches and rematerialisation, whose equations contain graphs; gradients; `md.vmap`.
+
+`params` has models, functions that declare parameters; `layers` stacks these, and `vmap` maps them.
+"""
 
 from .accumulate import accumulate
 from .associative import associative_scan, cumlogsumexp, cummax, cummin, cumprod

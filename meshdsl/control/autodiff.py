@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ShapeError, TraceError, at, expect
-from ..ir import Eqn, Graph, Var, sources_of
+from ..ir import Eqn, Graph, Var, read_by, sources_of
 from ..ops.creation import zeros_like
 from ..ops.dtypes import CAST, REDUCED_IN, kind
 from ..ops.elementwise import add
@@ -26,6 +26,11 @@ from .cotangents import Active, Weight, copies, cotangent_dtype, fit, zero_cotan
 def is_floating(x: Any) -> bool:
     """True for a tensor or value that has a gradient: of floats or complex numbers."""
     return kind(x.dtype) in "fc"
+
+
+def floating_among(values: Sequence[Var], wanted: Sequence[Active]) -> list[int]:
+    """The indices of the floating values that are wanted."""
+    return [i for i, (v, on) in enumerate(zip(values, wanted, strict=True)) if on and is_floating(v)]
 
 
 def pullback(
@@ -53,7 +58,7 @@ class _Tape:
     def __init__(self, graph: Graph, active: Sequence[Active], ins: Sequence[Tensor], read: Sequence[bool] | None):
         self.graph, self.active = graph, active
         self.env: dict[Var, Tensor] = dict(zip(graph.ins, ins, strict=True))
-        self.moving: set[Var] = {v for v, on in zip(graph.ins, active, strict=True) if on and is_floating(v)}
+        self.moving: set[Var] = {graph.ins[i] for i in floating_among(graph.ins, active)}
         given = zip(graph.ins, active, strict=True)
         self.weights: dict[Var, Weight] = {v: on for v, on in given if isinstance(on, Weight) and v in self.moving}
         self.entries: list[tuple[Eqn, Any]] = []
@@ -131,12 +136,13 @@ class _Tape:
         if op in (CAST, REDUCED_IN) and eqn.outs[0] in self.weights:
             return cts  # `fit` casts it, and `Weight.reduced` the whole gradient
         outs = [env[v] for v in eqn.outs]
-        several = len(outs) > 1
         to_dtypes = [self._cotangent_dtype(v) for v in eqn.ins]
         available = {**eqn.params, "out": outs[0], "outs": outs, "to_dtypes": to_dtypes}
-        if several:
+        if len(outs) > 1:
             cts = [zeros_like(v.type) if ct is None else ct for v, ct in zip(eqn.outs, cts, strict=True)]
-        return op.vjp(cts if several else cts[0], *(env[v] for v in eqn.ins), **op.keywords(op.vjp, available))
+        else:
+            (cts,) = cts
+        return op.vjp(cts, *(env[v] for v in eqn.ins), **op.keywords(op.vjp, available))
 
 
 def _plain(eqn: Eqn) -> Graph:
@@ -149,30 +155,26 @@ def _plain(eqn: Eqn) -> Graph:
 def values_behind(graph: Graph, read: Sequence[bool]) -> set[Var]:
     """The values from which a graph computes the results that are `read`, and these results."""
     outs = [v for v, on in zip(graph.outs, read, strict=True) if on]
-    return {v for eqn in sources_of(graph.eqns, outs) for v in eqn.ins} | set(outs)
+    return read_by(sources_of(graph.eqns, outs), outs)
 
 
-def vjp_of_graph(
-    graph: Graph, active: Sequence[Active], read: Sequence[bool] | None = None
-) -> tuple[Graph, set[Var], list[int]]:
+def vjp_of_graph(graph: Graph, active: Sequence[Active], read: Sequence[bool]) -> tuple[Graph, set[Var], list[int]]:
     """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
-    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`
-    (default: all). Its results are the graph's results, then a cotangent for each active floating input (possibly
+    The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`. Its
+    results are the graph's results, then a cotangent for each active floating input (possibly
     zeros). The forward values are those that the forward half computes.
     """
-    n, read = len(graph.ins), [True] * len(graph.outs) if read is None else read
-    floating = [on and is_floating(v) for v, on in zip(graph.outs, read, strict=True)]
-    cts = [v.type for v, on in zip(graph.outs, floating, strict=True) if on]
-    wrt = [i for i, (v, on) in enumerate(zip(graph.ins, active, strict=True)) if on and is_floating(v)]
+    n, floating, wrt = len(graph.ins), floating_among(graph.outs, read), floating_among(graph.ins, active)
+    cts = [graph.outs[i].type for i in floating]
     forward: set[Var] = set()
 
     def joint(*args: Tensor) -> list[Tensor]:
         outs, backward = pullback(graph, args[:n], active, read=read)
         forward.update(v for eqn in args[0]._trace.eqns for v in eqn.outs)
-        out_cts = iter(args[n:])
+        out_cts = dict(zip(floating, args[n:], strict=True))
         with location(None, backward=True):
-            ins = backward([next(out_cts) if on else None for on in floating])
+            ins = backward([out_cts.get(i) for i in range(len(graph.outs))])
             zeros = (zero_cotangent(graph.ins[i], active[i]) if ins[i] is None else ins[i] for i in wrt)
             return [*outs, *zeros]
 

@@ -111,8 +111,7 @@ class _Search:
 
     def __init__(self, graph: Graph, outside: Mapping[Var, Known]) -> None:
         self.outside = outside
-        self.maker = {v: eqn for eqn in graph.eqns for v in eqn.outs}
-        self.place = {eqn: k for k, eqn in enumerate(graph.eqns)}
+        self.maker, self.place = graph.producers, graph.places
         self.uses = Counter([v for eqn in graph.eqns for v in eqn.ins] + list(graph.outs))
         self.powers = {  # (logits, dim): the exponents of the sum of their exponentials
             (self.through(logits), d): exponents
@@ -147,9 +146,9 @@ class _Search:
             return self.target_logits(eqn, x, i, eqn.params["over"]) or (eqn,)
         if eqn.op is SUM and (product := self.made(eqn.ins[0], MULTIPLY)) is not None:
             for x, mask in (product.ins, product.ins[::-1]):
-                i, over = self.one_hot(mask) or (None, None)
-                if i is not None and over is not None and over in eqn.params["over"]:
-                    return self.target_logits(eqn, x, i, over) or (eqn,)
+                found = self.one_hot(mask)
+                if found is not None and found[1] in eqn.params["over"]:
+                    return self.target_logits(eqn, x, *found) or (eqn,)
         return (eqn,)
 
     def made(self, v: Var, *ops: Any) -> Eqn | None:
@@ -305,7 +304,7 @@ class _Search:
         a, b = scores.product.ins
         queries, keys = (a, b) if memory in b.dims else (b, a)
         summed = {*a.dims, *b.dims} - set(scores.product.outs[0].dims)
-        if memory in queries.dims or memory not in keys.dims or len(summed) != 1 or len(scores.biases) > 1:
+        if (memory in a.dims) == (memory in b.dims) or len(summed) != 1 or len(scores.biases) > 1:
             return None
         seen = self.seen(scores.masks, memory) if scores.masks else _Seen(None)
         own = [d for d in queries.dims if d not in keys.dims]
@@ -334,17 +333,21 @@ class _Search:
         rows = [d for d in dims if d != memory]
         if memory not in dims or len(rows) > 1 or math.prod(d.size for d in dims) > MOST:
             return None
-        order = (*rows, memory)
+        every = self.joint(masks, (*rows, memory))
+        if every is None or not every.any(-1).all():
+            return None
+        row = rows[0] if rows else None
+        before = _before(every) if row is not None and row.size == memory.size else None
+        if before is None and len(masks) > 1:
+            return None
+        return _Seen(row, keep=before is None, options=before or {})
+
+    def joint(self, masks: Sequence[Var], order: Sequence[Dim]) -> np.ndarray | None:
+        """Where all masks are true, with these axes; None if a mask depends on data."""
         values = [self.known(v) for v in masks]
         if any(x is None for x in values):
             return None
-        every: Any = functools.reduce(np.logical_and, map(functools.partial(_in_order, order), masks, values))
-        if not every.any(-1).all():
-            return None
-        before = _before(every) if rows and rows[0].size == memory.size else None
-        if before is None and len(masks) > 1:
-            return None
-        return _Seen(rows[0] if rows else None, keep=before is None, options=before or {})
+        return functools.reduce(np.logical_and, map(functools.partial(_in_order, order), masks, values))
 
     def known(self, v: Var) -> np.ndarray | None:
         """The values of something that no input is read for."""

@@ -9,10 +9,10 @@ from ..dims import Dim, DimLike, pick
 from ..errors import ShapeError
 from ..ir import Type
 from ..ops.creation import zeros_like
-from ..params import Declared, ModelRun, running_model
-from ..params.stacked import declare, declared_inside, weights_of, with_slices, without
 from ..trace import Tensor, eval_shape, tree
 from .loops import scan
+from .params import Declared, ModelRun, running_model
+from .params.stacked import declare, declared_inside, weights_of, with_slices, without
 from .remat import checkpoint
 
 

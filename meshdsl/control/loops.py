@@ -17,7 +17,7 @@ from ..ops.dtypes import cast, cast_parts, wide_dtype
 from ..ops.joining import stack, unstack
 from ..ops.reshape import rename, transpose
 from ..trace import Tensor, bind, evaluate, trace, tree
-from .autodiff import values_behind
+from .autodiff import floating_among, values_behind
 from .carry import carried, leaves_of
 from .cotangents import cotangent_dtype
 from .residuals import split
@@ -101,7 +101,7 @@ def _scan_vjp(cts: Sequence[Tensor | None], residuals: Any, *, control: Scan) ->
     body, consts, carries = control.body, control.consts, control.carries
     backward, read, wrt, sum_dtypes, held, rows, saved = residuals
     types = _scan_type(control=control)
-    floating = [i for i, v in enumerate(body.outs) if read[i] and v.dtype.kind in "fVc"]
+    floating = floating_among(body.outs, read)
     out_cts = {i: zeros_like(types[i]) if cts[i] is None else cts[i] for i in floating}
     n = len(held) + len(rows)
     named = backward.ins[n : n + len(saved)]

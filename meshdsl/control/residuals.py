@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from ..ir import Eqn, Fuses, Graph, Op, Var, dce, operations
+from ..ir import Eqn, Fuses, Graph, Op, Var, dce, operations, read_by
 from ..ir.min_cut import FlowGraph
 from .autodiff import vjp_of_graph
 from .host import keep_on_device
@@ -35,22 +35,17 @@ def split(body: Graph, consts: int, carries: int, active: Sequence[bool], read: 
     eqns = list(keep_on_device(joint.eqns, free))
     forward_eqns = [eqn for eqn in eqns if eqn.outs[0] in forward_values]
     backward_eqns = [eqn for eqn in eqns if eqn.outs[0] not in forward_values]
-    used = _read(backward_eqns, joint.outs[outs:]) - {v for eqn in backward_eqns for v in eqn.outs} - set(cts)
+    used = read_by(backward_eqns, joint.outs[outs:]) - {v for eqn in backward_eqns for v in eqn.outs} - set(cts)
     residuals, recomputed = choose(forward_eqns, used, free, _constant(forward_eqns, ins[:consts]))
     recompute_eqns = [eqn for eqn in forward_eqns if not recomputed.isdisjoint(eqn.outs)]
     saved = [v for v in (*ins, *(v for eqn in forward_eqns for v in eqn.outs)) if v in residuals]
-    needed = _read([*recompute_eqns, *backward_eqns], joint.outs[outs:])
+    needed = read_by([*recompute_eqns, *backward_eqns], joint.outs[outs:])
     primal_inputs = [i for i, v in enumerate(ins) if v in free & needed]
     forward = dce(Graph(ins, tuple(forward_eqns), (*joint.outs[:outs], *saved)))
     backward = dce(
         Graph((*(ins[i] for i in primal_inputs), *saved, *cts), (*recompute_eqns, *backward_eqns), joint.outs[outs:])
     )
     return forward, backward, primal_inputs, wrt
-
-
-def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[Var]:
-    """The values that the equations read, and the results `outs`."""
-    return {v for eqn in eqns for v in eqn.ins} | set(outs)
 
 
 def _constant(eqns: Sequence[Eqn], consts: Sequence[Var]) -> set[Var]:

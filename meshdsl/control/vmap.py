@@ -8,10 +8,10 @@ from typing import Any
 
 from ..dims import Dim, DimLike, DimsLike, Shape, merge, pick, split_items
 from ..errors import ShapeError, expect
-from ..params import current_run
-from ..params.stacked import declare, declared_inside, weights_of, with_slices, without
 from ..trace import Tensor, flatten
 from .batching import at_all_places
+from .params import current_run
+from .params.stacked import declare, declared_inside, weights_of, with_slices, without
 
 
 def vmap(f: Callable[..., Any], over: DimsLike) -> Callable[..., Any]:

@@ -105,7 +105,7 @@ class Lives:
         for v in self.rules.copied(program) & set(program.ins):
             self.in_default_layout.discard(v)  # a kernel reads a copy in its own layout
             self.hold(v, "temporaries", f"copy of {v.name}", NOWHERE, self.first_reads[v], deaths[v])
-        producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        producers = program.producers
         for v in copies:
             eqn = producers.get(source.get(v, v))
             self.hold(v, "results", v.name or (_label(eqn) if eqn else "copy"), eqn.where if eqn else NOWHERE, 0, end)
@@ -144,10 +144,8 @@ class Lives:
             first = len(self.moments)
             eqn = _last(step)
             self.moments.append((_label(eqn), eqn.where, eqn.backward))
-            carried: set[Var] = set()
-            if isinstance(step, LoopStep):
-                carried = self.hold_trip(step, source)
-            elif isinstance(step, Branch):
+            carried = self.hold_trip(step, source) if isinstance(step, LoopStep) else set[Var]()
+            if isinstance(step, Branch):
                 self.hold_arms(step)
             last = len(self.moments) - 1
             for v in step.reads:
@@ -164,13 +162,12 @@ class Lives:
                 communicated.update(step.reads, step.writes)
                 self.hold_padded(step.eqn, first)
         overwritten = self.overwritten(order, births, deaths, placed)
+        category = dict.fromkeys(communicated, "collective buffers") | dict.fromkeys(saved, "saved activations")
         for v, first in births.items():
             if v not in placed:
-                unsaved_category = "collective buffers" if v in communicated else "temporaries"
                 eqn = _last(makers[v])
                 last = max(deaths.get(v, first), first) - (v in overwritten)
-                category = "saved activations" if v in saved else unsaved_category
-                self.hold(v, category, *_origin(eqn, v), first, last)
+                self.hold(v, category.get(v, "temporaries"), *_origin(eqn, v), first, last)
         return births, deaths
 
     def hold_arms(self, step: Branch) -> None:
@@ -280,7 +277,7 @@ def _origin(eqn: Eqn, v: Var) -> tuple[str, Where]:
     if body is not None and v in eqn.outs:
         out = body.outs[eqn.outs.index(v)]
         out = holders(body).get(out, out)
-        maker = next((inner for inner in body.eqns if out in inner.outs), None)
+        maker = body.producers.get(out)
         if maker is not None:
             return _origin(maker, out)
     return v.name or _label(eqn), eqn.where

@@ -6,6 +6,7 @@ This is the arithmetic behind `network.place`; see there for the caller's option
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -110,15 +111,13 @@ def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, 
     missing = [name for name in sizes if name not in assignment]
     if missing:
         problems.append(f"mesh axes without a place: {', '.join(missing)}; assign each to hardware axes")
+    given = {name: text for name, text in assignment.items() if name in sizes}
     factors: list[tuple[str, str, int]] = []  # mesh axis, hardware axis, size; major to minor
-    for name in (name for name in assignment if name in sizes):
-        text = assignment[name]
-        for axis, size in _words(name, text.split() if isinstance(text, str) else list(text), sizes[name], problems):
-            if axis in level_of:
-                factors.append((name, axis, size))
-            else:
-                near = nearest(axis, level_of)
-                problems.append(f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {near}")
+    for name, text in given.items():
+        words = _words(name, text, sizes[name], problems)
+        factors += [(name, axis, size) for axis, size in words if axis in level_of]
+        problems += [f"mesh axis {name!r}: the machine has no hardware axis {axis!r}; {nearest(axis, level_of)}"
+                     for axis, _ in words if axis not in level_of]  # fmt: skip
     counts = dict.fromkeys(level_of, 1)
     parts: dict[str, tuple[AxisFactor, ...]] = dict.fromkeys(sizes, ())
     for name, axis, size in reversed(factors):
@@ -134,20 +133,22 @@ def assigned(levels: Levels, sizes: Mapping[str, int], assignment: Mapping[str, 
     return parts, used, _unfilled(levels, used)
 
 
-def _words(name: str, words: list[str], size: int, problems: list[str]) -> list[tuple[str, int]]:
+def _words(name: str, text: str | Sequence[str], size: int, problems: list[str]) -> list[tuple[str, int]]:
     """The factors of one mesh axis; a single word without a size gets the remaining devices."""
-    split = [word.partition(":") for word in words]
-    bad = [word for word, (_, colon, n) in zip(words, split, strict=True) if colon and not (n.isdigit() and int(n))]
-    assigned_size = math.prod(int(n) for _, colon, n in split if colon and n.isdigit())
-    open_words = [axis for axis, colon, _ in split if not colon]
+    words = text.split() if isinstance(text, str) else list(text)
+    bad = [word for word in words if not re.fullmatch("[^:]*(:0*[1-9][0-9]*)?", word)]
     if bad:
         problems.append(f"mesh axis {name!r}: a part is written axis or axis:size, got {', '.join(map(repr, bad))}")
-    elif len(open_words) > 1:
+        return []
+    split = [word.partition(":") for word in words]
+    assigned_size = math.prod(int(n) for _, _, n in split if n)
+    open_words = [axis for axis, _, n in split if not n]
+    if len(open_words) > 1:
         problems.append(f"mesh axis {name!r}: only one part may leave its size out, got {', '.join(open_words)}")
     elif size % assigned_size or (not open_words and size != assigned_size):
         problems.append(f"mesh axis {name!r} has {size} devices, the parts {' '.join(words)!r} make {assigned_size}")
     else:
-        return [(axis, int(n) if colon else size // assigned_size) for axis, colon, n in split]
+        return [(axis, int(n or size // assigned_size)) for axis, _, n in split]
     return []
 
 

@@ -14,6 +14,7 @@ from .graph import (
     Scan,
     Var,
     While,
+    computed_from,
     dim_names,
     format_graph,
     known,
@@ -21,6 +22,7 @@ from .graph import (
     operations,
     options,
     params_with,
+    read_by,
     scratch_bytes,
     sources_of,
     walk,
@@ -31,8 +33,8 @@ from .verify import inferred, verify
 __all__ = [
     "NO_CAUSE", "Because", "BlockEffect", "Blocks", "Border", "Bounded", "Call", "Cause", "Collective",
     "CollectiveDefaults", "Cond", "Control", "Eqn", "Fuses", "Graph", "Labels", "Linear", "Op", "Pairs", "Params",
-    "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "cse", "dce", "dim_names",
-    "exact", "format_graph", "inferred", "known", "learn", "named", "no_flops", "only_named", "operations",
-    "options", "params_with", "predicates", "rewritten", "scratch_bytes", "silent", "sources_of",
-    "verify", "walk",
+    "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "computed_from", "cse", "dce",
+    "dim_names", "exact", "format_graph", "inferred", "known", "learn", "named", "no_flops", "only_named",
+    "operations", "options", "params_with", "predicates", "read_by", "rewritten", "scratch_bytes", "silent",
+    "sources_of", "verify", "walk",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from .exact import exact
-from .graph import Cond, Eqn, G, Graph, Scan, Var, known, learn
+from .graph import Cond, Eqn, G, Graph, Scan, Var, known, learn, read_by
 from .op import Op
 
 
@@ -31,9 +31,8 @@ def silent(graph: G) -> G:
 
 def rewritten(graph: G, change: Callable[[Eqn, Mapping[Var, Eqn]], Sequence[Eqn]]) -> G:
     """The graph with other equations in the place of each, bodies first; `change` also gets the producers of values."""
-    producers = {v: eqn for eqn in graph.eqns for v in eqn.outs}
     bodies_changed = (eqn.map_graphs(lambda body: rewritten(body, change)) for eqn in graph.eqns)
-    return graph.replace(eqns=tuple(new for eqn in bodies_changed for new in change(eqn, producers)))
+    return graph.replace(eqns=tuple(new for eqn in bodies_changed for new in change(eqn, graph.producers)))
 
 
 def dce(graph: G) -> G:
@@ -103,7 +102,7 @@ def _without_unused_operands(eqn: Eqn) -> Eqn:
     if not isinstance(loop, Scan):
         return eqn
     body, consts, n = loop.body, loop.consts, loop.carries
-    read = {v for inner in body.eqns for v in inner.ins} | set(body.outs)
+    read = read_by(body.eqns, body.outs)
     used = [i for i, v in enumerate(body.ins) if v in read or consts <= i < consts + n]
     if len(used) == len(body.ins):
         return eqn
@@ -126,8 +125,7 @@ def _without_unread_operands(eqn: Eqn) -> Eqn:
     branch = eqn.control
     if not isinstance(branch, Cond):
         return eqn
-    read = {v for graph in (branch.yes, branch.no) for inner in graph.eqns for v in inner.ins}
-    read.update(branch.yes.outs, branch.no.outs)
+    read = read_by((*branch.yes.eqns, *branch.no.eqns), (*branch.yes.outs, *branch.no.outs))
     used = [i for i, pair in enumerate(zip(branch.yes.ins, branch.no.ins, strict=True)) if not read.isdisjoint(pair)]
     if len(used) == len(branch.yes.ins):
         return eqn

@@ -304,6 +304,11 @@ class Graph:
         return readers
 
     @cached_property
+    def producers(self) -> Mapping[Var, Eqn]:
+        """The equation that computes each value; inputs have none."""
+        return {v: eqn for eqn in self.eqns for v in eqn.outs}
+
+    @cached_property
     def places(self) -> Mapping[Eqn, int]:
         """The number of each equation."""
         return {eqn: i for i, eqn in enumerate(self.eqns)}
@@ -357,6 +362,20 @@ def sources_of(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
             sources.add(eqn)
             needed.update(eqn.ins)
     return sources
+
+
+def read_by(eqns: Iterable[Eqn], results: Iterable[Var] = ()) -> set[Var]:
+    """The values that the equations read, and the results of their graph."""
+    return {v for eqn in eqns for v in eqn.ins}.union(results)
+
+
+def computed_from(eqns: Iterable[Eqn], values: Iterable[Var]) -> set[Var]:
+    """The values, and the results of the equations that depend on one of them."""
+    found = set(values)
+    for eqn in eqns:
+        if not found.isdisjoint(eqn.ins):
+            found.update(eqn.outs)
+    return found
 
 
 def params_with(eqn: Eqn, new: Mapping[Dim, Dim]) -> dict[str, Any]:

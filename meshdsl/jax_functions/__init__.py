@@ -1,8 +1,9 @@
-"""Functions of JAX arrays in a model: `md.map`, `md.local`, and the one static check of them.
+"""Functions of JAX arrays, and what they do on the blocks of devices: `md.map`, `md.local`, `md.verify_jax`.
 
 `table` says what each primitive does with the axes of its operands: it passes, sums or mixes them. `walk` reads
 it for functions on blocks, those of `md.map` too; what `walk` cannot prove, `trial` tries on random data.
 `function` has a function with its dims and both checks; `blocks` is its operation, `counting` its FLOPs.
+`foreign` asks the same of whole programs of `jax.shard_map`, which send values themselves: it reads the same table.
 """
 
 from ..backend.jaxprs import CALLS, inner, opened

@@ -237,9 +237,7 @@ def _parse(axes: MeshLike | None) -> dict[str, int]:
     if not isinstance(axes, str):
         return dict(axes.shape if hasattr(axes, "axis_types") else expect("a mesh", axes, str, dict))
     parsed: dict[str, int] = {}
-    for word in re.split(r"[\s,;]+", axes.strip()):
-        if not word:
-            continue
+    for word in re.findall(r"[^\s,;]+", axes):
         name, _, size = word.partition(":")
         if not name.isidentifier() or not (size.isascii() and size.isdigit()) or len(size) > 18:
             rule = ", which is a rule of a layout" if name.isidentifier() and size.isidentifier() else ""

@@ -61,6 +61,10 @@ class Sharding:
                 return axes
         return ()
 
+    def along(self, dims: Iterable[Dim]) -> Sharding:
+        """The split of these dims alone, without partial axes."""
+        return Sharding.of({d.name: self.axes(d) for d in dims})
+
     @property
     def split_axes(self) -> Axes:
         """All mesh axes that shard some dim."""

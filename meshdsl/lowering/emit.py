@@ -213,9 +213,8 @@ def _scan(program: Program, eqn: Eqn, loop: Scan, xs: Sequence[Any], emission: E
         kernels = {v: functools.partial(written.write_and_read, i) for v, i in barriers.items()}
         rows = [Jax.reshape(row, x.shape[1:]) for row, x in zip(rows, inputs, strict=True)]
         carry, ys = loop.results(run_equations(loop.body, [*consts, *carry, *rows], emission, kernels))
-        for i in own:
-            if i not in barriers.values():
-                written.write(i, ys[i])
+        for i in sorted(own.keys() - barriers.values()):
+            written.write(i, ys[i])
         others = {i: y for i, y in enumerate(ys) if i not in own}
         return (at + by, _varying(carry, carries), written.filled), others
 

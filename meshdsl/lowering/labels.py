@@ -7,13 +7,13 @@ result, the layout's rule decides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import InternalError
 from ..ir import Eqn, Labels, learn, named
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
-from ..ops.index_map import one_label
+from ..ops.index_map import IndexMap, one_label
 
 REPLICATED = Sharding()
 
@@ -30,11 +30,17 @@ def _labels(eqn: Eqn) -> Labels:
     types = [v.type for v in eqn.ins]
     if op.rule is not None:
         return op.rule(*types, **eqn.params)
-    moves = op.moves(*types, **eqn.params) if op.moves is not None else None
+    moves = index_map_of(eqn)
     if moves is not None:
         return one_label(moves.dims, types, moves.out)
     blocked = op.blocked(*types, **eqn.params) if op.blocked is not None else ()
     return Labels(tuple(named(v.dims, blocked) for v in eqn.ins), tuple(named(v.dims, blocked) for v in eqn.outs))
+
+
+def index_map_of(eqn: Eqn) -> IndexMap | None:
+    """How an operation moves elements along dims, if it only does that."""
+    moves = eqn.operation.moves
+    return None if moves is None else moves(*(v.type for v in eqn.ins), **eqn.params)
 
 
 def apply(
@@ -69,22 +75,26 @@ def out_shardings(eqn: Eqn) -> list[Sharding | None]:
     """
     if not eqn.ins:
         return [None] * len(eqn.outs)
-    op = eqn.operation
-    if op.shardings is not None:
-        return list(op.shardings(eqn))
+    if eqn.operation.shardings is not None:
+        return list(eqn.operation.shardings(eqn))
     if all(v.sharding == REPLICATED for v in (*eqn.ins, *eqn.outs)):
         return [REPLICATED] * len(eqn.outs)
     labels = labels_of(eqn)
     assigned = _assigned(eqn, labels)
-    partial = [v.sharding for v in eqn.ins if v.sharding.partial]
-    pending, kinds = {axis for sharding in partial for axis in sharding.partial}, {each.kind for each in partial}
-    vanished_axes = [axis for label in labels.vanishing for axis in assigned[label]]
-    if vanished_axes:
-        kinds.add(op.reduce)
-    if len(kinds) > 1 or "" in kinds:
-        raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
+    pending, kind = _pending(eqn, [axis for label in labels.vanishing for axis in assigned[label]])
     results: list[Sharding | None] = []
     for var, names in zip(eqn.outs, labels.outs, strict=True):
         own_axes = {label: var.sharding.axes(d) for d, label in names.items() if label is not None}
-        results.append(apply(names, {**own_axes, **assigned}, {*pending, *vanished_axes}, next(iter(kinds), "sum")))
+        results.append(apply(names, {**own_axes, **assigned}, pending, kind))
     return results
+
+
+def _pending(eqn: Eqn, vanished: Sequence[str]) -> tuple[set[str], str]:
+    """The axes over which the results are partial, those of vanished labels among them, and the kind of reduction."""
+    axes, kinds = set(vanished), set[str]([eqn.operation.reduce] if vanished else [])
+    for sharding in (v.sharding for v in eqn.ins if v.sharding.partial):
+        axes.update(sharding.partial)
+        kinds.add(sharding.kind)
+    if len(kinds) > 1 or "" in kinds:
+        raise InternalError(f"{eqn.op} at {eqn.where} mixes pending reductions {sorted(kinds)}")
+    return axes, next(iter(kinds), "sum")

@@ -21,7 +21,7 @@ from ..ir import Because, Cause, Collective, Eqn, Graph, Start, Var, While, form
 from ..ir.graph import SHORT
 from ..layouts import Extents, Mesh
 from ..ops.attention.kernels import AttentionKernel
-from ..pipelines import Schedule
+from ..passes.pipelines import Schedule
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -95,9 +95,7 @@ def einsum(*xs: Tensor, out: DimsLike, dtype: Any = None) -> Tensor:
     while len(xs) > 2:
         xs = promote(*_with_one_pair_multiplied(xs, shape, dtype))
     if len(xs) > 1 and kind(xs[0].dtype) in "fc":
-        xs = tuple(_without_alone(x, (*xs[:i], *xs[i + 1 :]), shape, dtype) for i, x in enumerate(xs))
-        widest = max((x.dtype for x in xs), key=lambda kind: kind.itemsize)
-        xs = tuple(cast(x, widest) if x.dtype.itemsize < widest.itemsize else x for x in xs)  # some were summed
+        xs = tuple(_without_alone(xs, shape, dtype))
     return bind1(EINSUM, *xs, out=shape, dtype=dtype)
 
 
@@ -118,15 +116,18 @@ def _with_one_pair_multiplied(xs: Sequence[Tensor], out: Shape, dtype: np.dtype)
     return [*rest, einsum(*(xs[i] for i in pair), out=kept, dtype=wider)]
 
 
-def _without_alone(x: Tensor, others: Sequence[Tensor], out: Shape, dtype: np.dtype) -> Tensor:
-    """x summed over the dims that no other operand and not the result has, in the dtype of the sum if that is wider.
+def _without_alone(xs: Sequence[Tensor], out: Shape, dtype: np.dtype) -> list[Tensor]:
+    """Two operands, each summed over the dims that only it has, in the dtype of the sum if that is wider.
 
     An infinite factor then multiplies the complete sum, under every layout.
     """
-    kept = {d.name for d in out} | {d.name for y in others for d in y.dims}
-    alone = [d for d in x.dims if d.name not in kept]
-    wider = kind(x.dtype) == kind(dtype) and dtype.itemsize > x.dtype.itemsize
-    return sum(cast(x, dtype) if wider else x, alone) if alone else x
+    summed: list[Tensor] = []
+    for x, y in (xs, xs[::-1]):
+        alone = [d for d in x.dims if d.name not in names(out) + names(y.dims)]
+        wider = kind(x.dtype) == kind(dtype) and dtype.itemsize > x.dtype.itemsize
+        summed.append(sum(cast(x, dtype) if wider else x, alone) if alone else x)
+    widest = max((x.dtype for x in summed), key=lambda each: each.itemsize)
+    return [cast(x, widest) if x.dtype.itemsize < widest.itemsize else x for x in summed]
 
 
 def dot(x: Tensor, y: Tensor, over: DimsLike) -> Tensor:

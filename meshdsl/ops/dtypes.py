@@ -214,13 +214,15 @@ def promote(*xs: Any) -> tuple[Tensor, ...]:
     for x in xs:
         if not isinstance(x, Tensor | bool | int | float | complex | np.generic):
             as_tensor(x)  # raises an error that explains how to name dims
-    if all(isinstance(x, Tensor) and x.dtype == xs[0].dtype for x in xs):
+    dtypes = list(dict.fromkeys(x.dtype for x in xs if isinstance(x, Tensor)))
+    numbers = [x for x in xs if not isinstance(x, Tensor)]
+    if not numbers and len(dtypes) < 2:
         return xs
-    wide = [x for x in xs if not (isinstance(x, Tensor) and is_float8(x.dtype))]
-    floats = any(isinstance(x, Tensor) and kind(x.dtype) in "fc" for x in wide)
+    wide = [each for each in dtypes if not is_float8(each)]
+    floats = any(kind(each) in "fc" for each in wide)
     try:
-        dtype = np.dtype(jnp.result_type(*(x.dtype if isinstance(x, Tensor) else x for x in (wide if floats else xs))))
+        dtype = np.dtype(jnp.result_type(*(wide if floats else dtypes), *numbers))
     except ValueError:  # jax.dtypes.TypePromotionError
-        listed = " and ".join(dict.fromkeys(x.dtype.name for x in xs if isinstance(x, Tensor)))
+        listed = " and ".join(each.name for each in dtypes)
         raise ShapeError(f"{listed} have no common dtype\n  cast one of them with md.cast") from None
     return tuple(cast(x, dtype) if isinstance(x, Tensor) else as_tensor(x, dtype) for x in xs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from typing import Any
 
 import jax
@@ -137,14 +138,11 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> Tensor:
     leaves out a dim, names one twice, or does not fit the sizes.
     """
     x = as_tensor(x)
-    sides = pattern.split("->")
-    if len(sides) != 2:
-        raise ShapeError(f"md.rearrange takes 'dims -> dims', got {pattern!r}")
-    left, right = (_terms(side, pattern) for side in sides)
+    left, right = _sides(pattern)
     if sorted(name for name, _ in left) != sorted(d.name for d in x.dims):
         raise ShapeError(f"the left side of {pattern!r} names every dim of {show(x.dims)} once")
     table = {name: _parts(find(name, x.dims), parts, sizes) for name, parts in left}
-    known = {d.name: d for dims in table.values() for d in dims}
+    known = {d.name: d for d in chain.from_iterable(table.values())}
     wanted = [part for _, parts in right for part in parts]
     if sorted(wanted) != sorted(known) or not set(sizes) <= set(known):
         raise ShapeError(f"the right side of {pattern!r} names each of {', '.join(known)} once, and sizes name some")
@@ -152,14 +150,19 @@ def rearrange(x: Any, pattern: str, /, **sizes: int) -> Tensor:
     return reshape(x, [Dim(name, size_of(known[part] for part in parts)) for name, parts in right])
 
 
-def _terms(side: str, pattern: str) -> list[tuple[str, list[str]]]:
-    """The terms of one side: a name, and the names in its parentheses, or itself."""
-    if re.sub(r"\w+=\([\w ]+\)|\w+|\s", "", side):
-        raise ShapeError(
-            f"md.rearrange reads names and name=(names), got {side.strip()!r} in {pattern!r}\n"
-            "  name a group, for example model=(heads io)"
-        )
-    return [(name, group.split() or [name]) for name, group in re.findall(r"(\w+)(?:=\(([\w ]+)\))?", side)]
+def _sides(pattern: str) -> list[list[tuple[str, list[str]]]]:
+    """The terms of each side: a name, and the names in its parentheses, or itself."""
+    sides = pattern.split("->")
+    if len(sides) != 2:
+        raise ShapeError(f"md.rearrange takes 'dims -> dims', got {pattern!r}")
+    for side in sides:
+        if re.sub(r"\w+=\([\w ]+\)|\w+|\s", "", side):
+            raise ShapeError(
+                f"md.rearrange reads names and name=(names), got {side.strip()!r} in {pattern!r}\n"
+                "  name a group, for example model=(heads io)"
+            )
+    terms = (re.findall(r"(\w+)(?:=\(([\w ]+)\))?", side) for side in sides)
+    return [[(name, group.split() or [name]) for name, group in side] for side in terms]
 
 
 def _parts(dim: Dim, names: list[str], sizes: dict[str, int]) -> tuple[Dim, ...]:

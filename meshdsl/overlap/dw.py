@@ -61,7 +61,7 @@ def weight_gradients(tasks: Tasks) -> dict[Task, list[Task]]:
 def dw_schedule(tasks: Tasks) -> list[Task]:
     """The tasks with every weight gradient in the window that it fits best."""
     free = weight_gradients(tasks)
-    gradients = {t for fitting in free.values() for t in fitting}
+    gradients = set[Task]().union(*free.values())
     windows = {exchange: {t for t in fitting if _fits(t, exchange, gradients)} for exchange, fitting in free.items()}
     last = {t: exchange for exchange, fitting in windows.items() for t in fitting}
     placed: dict[Task, Task] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ..control.host import FETCH, host_values
 from ..cost.fusion import Kernel, holders, steps
 from ..dims import size_of
-from ..ir import Eqn, Linear, Op, Product, Reduce, Var, sources_of
+from ..ir import Eqn, Linear, Op, Product, Reduce, Var, computed_from, sources_of
 from ..lowering.asynchrony import FENCE, WAIT, Start, pairs
 from ..lowering.program import Program
 
@@ -40,7 +40,7 @@ class Kernels:
 
 def windows(program: Program) -> dict[Eqn, tuple[Eqn, ...]]:
     """For every start in the program's body, the equations between it and its wait."""
-    place = {eqn: i for i, eqn in enumerate(program.eqns)}
+    place = program.places
     return {start: program.eqns[place[start] + 1 : place[wait]] for start, wait in pairs(program).items()}
 
 
@@ -50,14 +50,12 @@ def products(program: Program, kernels: Kernels) -> dict[Eqn, tuple[Eqn, ...]]:
 
     A product that is computed inside a later kernel runs with that kernel, wherever its equation is.
     """
-    place = {eqn: i for i, eqn in enumerate(program.eqns)}
+    place = program.places
     waits = pairs(program)
     planned: dict[Eqn, tuple[Eqn, ...]] = {}
     for start, eqns in windows(program).items():
         fences = program.eqns[place[start] - 1], *program.eqns[place[waits[start]] + 1 :][:1]
-        follows = {v for v in fences[0].outs if fences[0].op is FENCE}
-        for eqn in eqns:
-            follows.update(eqn.outs if not follows.isdisjoint(eqn.ins) else ())
+        follows = computed_from(eqns, (v for v in fences[0].outs if fences[0].op is FENCE))
         needed = sources_of(eqns, {v for eqn in fences[1:] if eqn.op is FENCE for v in eqn.ins})
         ending = (product for eqn in eqns for product in kernels.products.get(eqn, ()))
         planned[start] = tuple(
@@ -177,29 +175,14 @@ class _Fenced:
         on a `renewed` value.
         """
         producers = {v: other for other in following for v in other.outs}
-        readers: dict[Var, list[Eqn]] = {}
         chosen: list[tuple[Eqn, Var]] = []
-        behind = set[Eqn]()  # equations that run after the fence
-
-        def put_behind(eqn: Eqn) -> None:
-            left = [eqn]
-            while left:
-                one = left.pop()
-                if one not in behind:
-                    behind.add(one)
-                    left += (reader for v in one.outs for reader in readers.get(v, ()))
-
-        for eqn in following:
-            for v in eqn.ins:
-                readers.setdefault(v, []).append(eqn)
-            if any(v in renewed or (v in producers and producers[v] in behind) for v in eqn.ins):
-                put_behind(eqn)
-            if not is_product(eqn) or eqn in behind:
-                continue
-            free = [edge for edge in self.reads(eqn, producers) if edge not in self.operands]
+        behind = computed_from(following, renewed)  # results that exist only after the fence
+        for product in filter(is_product, following):
+            edges = self.reads(product, producers) if behind.isdisjoint(product.outs) else ()
+            free = [edge for edge in edges if edge not in self.operands]
             if free:
                 chosen.append(max(free, key=lambda edge: size_of(edge[1].dims)))
-                put_behind(chosen[-1][0])
+                behind |= computed_from(following, chosen[-1][0].outs)
         return chosen
 
     def reads(self, product: Eqn, producers: Mapping[Var, Eqn]) -> Iterator[tuple[Eqn, Var]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors.no_effect import NoEffectError
-from ..ir import Eqn, Var
+from ..ir import Eqn, Var, read_by
 from ..lowering.program import Program
 from .dw import dw_schedule
 from .parts import Cut
@@ -194,6 +194,6 @@ def _body(program: Program, eqns: Sequence[Eqn]) -> Program:
     produced = {v for eqn in eqns for v in eqn.outs}
     ins = dict.fromkeys(v for eqn in eqns for v in eqn.ins if v not in produced)
     mine = set(eqns)
-    read = {v for eqn in program.eqns if eqn not in mine for v in eqn.ins} | set(program.outs)
+    read = read_by((eqn for eqn in program.eqns if eqn not in mine), program.outs)
     outs = [v for eqn in eqns for v in eqn.outs if v in read]
     return program.replace(ins=tuple(ins), eqns=tuple(eqns), outs=tuple(outs))

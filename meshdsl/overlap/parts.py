@@ -23,7 +23,7 @@ import numpy as np
 
 from ..backend import Local
 from ..dims import Dim, Shape
-from ..ir import Eqn, Fuses, Linear, Op, Type, no_flops
+from ..ir import Eqn, Fuses, Linear, Op, Type, Var, no_flops
 from ..layouts import Mesh
 from ..ops.reshape import RESHAPE, groups
 
@@ -178,14 +178,14 @@ def inner_cut(eqn: Eqn, dim: str, mesh: Mesh) -> str | None:
         return None
     x, y = eqn.ins[0], eqn.outs[0]
 
-    def local(v_dims: Shape, axes_of: Sequence[tuple[str, ...]]) -> list[Dim]:
+    def local(v: Var, of: Shape) -> list[Dim]:
         """The dims of which a device has more than one element."""
-        return [d for d, axes in zip(v_dims, axes_of, strict=True) if d.size > mesh.count(axes)]
+        return [d for d in of if d.size > mesh.count(v.sharding.axes(d))]
 
     for left, right in groups(x.dims, y.dims):
         if dim not in [d.name for d in left] or left == right:
             continue
-        inner = local(left, [x.sharding.axes(d) for d in left]), local(right, [y.sharding.axes(d) for d in right])
+        inner = local(x, left), local(y, right)
         if not all(inner) or inner[0][0].name != dim:
             return None
         outer_moved = inner[0][0] != left[0] or inner[1][0] != right[0]

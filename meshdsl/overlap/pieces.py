@@ -31,7 +31,7 @@ class Pieces:
         self.part: dict[Eqn, int] = {}
         self.of: dict[Eqn, Eqn] = {}
         self.ends: list[Eqn] = []
-        self.computes = {v: eqn for eqn in program.eqns for v in eqn.outs}
+        self.computes = dict(program.producers)
         self.cut: dict[Var, Cut] = {}
         self.pieces: dict[Var, tuple[Var, ...]] = {}
         self.joined: dict[Var, Var] = {}

@@ -52,9 +52,11 @@ def plan_overlap(
     def used(one: Program) -> Memory:
         return memory(one, donated=[one.ins[i] for i in donated], machine=machine)
 
+    def timed(one: Program) -> Timeline:
+        return timeline(ledger(one), machine, placement)
+
     def judged(name: str, one: Program) -> Judged:
-        time = timeline(ledger(one), machine, placement)
-        peak = used(one).peak
+        time, peak = timed(one), used(one).peak
         over = f"{show_bytes(peak)} of memory, over the limit of {show_bytes(limit)}" if peak > limit else ""
         return Attempt(name, time.seconds, time.exposed, peak, over), one, time
 
@@ -68,17 +70,15 @@ def plan_overlap(
             f"  kinds that run beside computation there: {kinds}; use overlap='none'"
         )
 
-    def seconds(one: Program) -> float:
-        return timeline(ledger(one), machine, placement).seconds
-
     near = min(limit, GROWTH * plain[0].peak_bytes) if request.memory_limit is None else limit
-    target = MemoryTarget(lambda one: used(fenced(one, machine, placement)), seconds, near, limit)
+    target = MemoryTarget(
+        lambda one: used(fenced(one, machine, placement)), lambda one: timed(one).seconds, near, limit
+    )
     planner = Planner(program, machine, placement, request, target, paired)
     plans = plans or PLANS[request.mode]
     candidates = [plain, *(judged(name, planner.fenced(one)) for name, one in plans(planner))]
     chosen = _best(request, candidates)
-    smaller = chosen[0].peak_bytes < plain[0].peak_bytes
-    if request.mode != "auto" and not plain[0].rejected and not smaller and not _overlaps(chosen[1]):
+    if request.mode != "auto" and not _has_effect(*chosen[:2], plain[0]):
         raise NoEffectError(
             f"overlap={request.mode!r} has no effect: {nothing_beside(program)}\n"
             "  use overlap='auto', which may choose none"
@@ -104,8 +104,10 @@ def _best(request: Overlap, candidates: Sequence[Judged]) -> Judged:
     raise LayoutError(f"overlap={request.mode!r} needs {least.rejected}\n  {other}")
 
 
-def _overlaps(program: Program) -> bool:
-    """True if anything is computed or started between the start and the wait of a collective."""
+def _has_effect(attempt: Attempt, program: Program, plain: Attempt) -> bool:
+    """True if a plan saves memory, or computes or starts something between the start and the wait of a collective."""
+    if plain.rejected or attempt.peak_bytes < plain.peak_bytes:
+        return True
     inside = (eqn for body in bodies(program) for eqns in windows(body).values() for eqn in eqns if eqn.ins)
     return any(not isinstance(eqn.op, Op) or eqn.op.fuses is not Fuses.VIEW for eqn in inside)
 

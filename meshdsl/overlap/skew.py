@@ -26,7 +26,7 @@ from ..backend import Local
 from ..control import SCAN
 from ..control.host import host_values
 from ..dims import Dim
-from ..ir import Eqn, Fuses, Linear, Op, Product, Scan, Type, Var, dce, no_flops, sources_of
+from ..ir import Eqn, Fuses, Linear, Op, Product, Scan, Type, Var, dce, no_flops, read_by, sources_of
 from ..lowering.collectives import AllGather
 from ..lowering.program import Program
 from ..ops.indexing import IOTA
@@ -199,7 +199,7 @@ class _Skewed:
         """The rows of one trip that a stage reads."""
         inner = self.scan.inputs(self.body.ins)[2]
         carries, rows = self.scan.results(self.body.outs)
-        needed = {v for eqn in stage for v in eqn.ins} | set(rows if stage is self.late else ())
+        needed = read_by(stage, rows if stage is self.late else ())
         needed.update(carries if (stage is self.early) == self.stages.carry_early else ())
         stacks = self.scan.inputs(self.loop.ins)[2]
         return {v: read(eqns, x, v) for v, x in zip(inner, stacks, strict=True) if v in needed}

@@ -187,11 +187,11 @@ def _after_labels(eqn: Eqn, inside: Mapping[Var, InSlots]) -> Kept | None:
     dims, names, summed = set[str](), dict[str, str](), False
     for v, of_dims in zip(eqn.ins, labels.ins, strict=True):
         if v in inside:
-            found = [of_dims.get(d) for d in inside[v].dims]
+            found = {of_dims.get(d) for d in inside[v].dims}
             if None in found:
                 return None
-            summed |= any(label not in after for label in found)
-            dims |= {after[label] for label in found if label in after}
+            summed |= not found <= after.keys()
+            dims |= {d for label, d in after.items() if label in found}
             of_names = {k: of_dims.get(d) for k, d in inside[v].names.items()}
             names |= {k: after[label] for k, label in of_names.items() if label in after}
     return frozenset(dims), names, summed

@@ -120,7 +120,7 @@ class SlotParts:
             return v
         space, stored = self.space_of.get(v), reader is None and v in self.state.stored
         as_name = stored if reader is None else names_slots(reader, v)
-        if space is not None and space.active and v in space.placed and as_name:
+        if space is not None and v in space.placed and as_name:
             if v not in space.joined:
                 space.joined[v] = self.state.join(space.placed[v], dataclasses.replace(v), Cut(space.over.name, 1))
             return space.joined[v]
@@ -128,16 +128,16 @@ class SlotParts:
             return None
         held = self.held[v]
         backward = stored or (self.state.among is not None if reader is None else reader.backward)
-        if not backward or not (held.zero or held.holder):
+        if not backward:
             raise RefusedError(held.space)
         if v not in self.state.joined:
             self.state.joined[v] = self.sum_of(v, held)
         return self.state.joined[v]
 
     def sum_of(self, v: Var, held: InSlots) -> Var:
-        if held.holder and v is not held.space.inverse.outs[0]:
-            raise RefusedError(held.space)
         eqn = held.space.inverse
+        if not (v is eqn.outs[0] if held.holder else held.zero):
+            raise RefusedError(held.space)
         if held.holder:
             self.state.eqns.append(eqn.replace(ins=tuple(self.whole(i, eqn) or i for i in eqn.ins)))
         else:
@@ -339,7 +339,7 @@ class SlotParts:
             space.runs[part] = list(self.emit(space.inverse, part, RUN, used, used[-1].sharding, run=run))
         versions, mesh, extents = space.runs[part], program.mesh, program.extents
         shape = (*(Dim(held.names[d.name], d.size) for d in space.cells), versions[0].dims[-1])
-        target = Sharding.of({d.name: v.sharding.axes(d.name) for d in shape[:-1]})
+        target = v.sharding.along(shape[:-1])
 
         def renamed(one: Var) -> Sharding:
             return Sharding.of({new.name: one.sharding.axes(d) for d, new in zip(one.dims, shape, strict=True)})

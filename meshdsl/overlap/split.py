@@ -24,7 +24,7 @@ from ..control.host import moves_to_or_from_host
 from ..dims import Dim
 from ..errors import MeshdslError
 from ..ir import Collective, Eqn, Op, Type, Var, dce, params_with
-from ..lowering.labels import labels_of
+from ..lowering.labels import index_map_of, labels_of
 from ..lowering.program import Program
 from ..lowering.ragged import RaggedAllToAll
 from ..ops.indexing import SCATTER_ADD, TAKE
@@ -254,12 +254,13 @@ class Splitter:
         ins, outs = _cuts(eqn.ins, labels.ins, *along), _cuts(eqn.outs, labels.outs, *along)
         if ins is None or outs is None or (None in outs and not sums_parts(eqn, op)):
             return None
-        if any(self.state.cut.get(v) not in (None, cut) for v, cut in zip(eqn.ins, ins, strict=True)):
-            return None
-        both = zip((*eqn.ins, *eqn.outs), (*ins, *outs), strict=True)
-        if not all(cut is None or self.state.divides(v, cut) for v, cut in both):
+        if not all(map(self.fits, (*eqn.ins, *eqn.outs), (*ins, *outs))):
             return None
         return self.checked(eqn, tuple(zip(eqn.ins, ins, strict=True)), outs)
+
+    def fits(self, v: Var, cut: Cut | None) -> bool:
+        """True if a value can be cut like this: it is not cut otherwise, and its blocks divide."""
+        return self.state.cut.get(v) in (None, cut) and (cut is None or self.state.divides(v, cut))
 
     def along(self, eqn: Eqn) -> tuple[str, int] | None:
         """The label and chunks that all cut operands have; None if they differ, or if the rows of the label move."""
@@ -271,7 +272,7 @@ class Splitter:
         (label, chunks), *others = found or {(None, 0)}
         if label is None or others:
             return None
-        moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
+        moves = index_map_of(eqn)
         stays = op.moves is None or (moves is not None and labels.outs[0].get(moves.out.name) != label)
         return (label, chunks) if stays else None
 

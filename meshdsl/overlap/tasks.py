@@ -121,7 +121,6 @@ def reorder(program: Program, order: Sequence[Eqn]) -> Program:
     the order leaves out (a view, a constant, a value computed inside its readers) is placed before its first reader.
     Raises `InternalError` if the order places an equation before its operands.
     """
-    producers = {v: eqn for eqn in program.eqns for v in eqn.outs}
     places = Counter(order)
     done: set[Eqn] = set()
     eqns: list[Eqn] = []
@@ -131,7 +130,7 @@ def reorder(program: Program, order: Sequence[Eqn]) -> Program:
             done.add(eqn)
             eqns.append(Eqn(WAIT, (flight[eqn],), eqn.outs, {}, eqn.where, eqn.backward))
             continue
-        eqns += _unlisted(eqn.ins, producers, places.keys(), done)
+        eqns += _unlisted(eqn.ins, program.producers, places.keys(), done)
         if places[eqn] == 1:
             done.add(eqn)
             eqns.append(eqn)
@@ -140,7 +139,7 @@ def reorder(program: Program, order: Sequence[Eqn]) -> Program:
         else:
             flight[eqn] = dataclasses.replace(eqn.outs[0])
             eqns.append(eqn.replace(op=Start(eqn.collective), outs=(flight[eqn],)))
-    eqns += _unlisted(program.outs, producers, places.keys(), done)
+    eqns += _unlisted(program.outs, program.producers, places.keys(), done)
     return program.replace(eqns=tuple(eqns))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..control import BARRIER
 from ..control.batching import batched_graph
-from ..ir import Eqn, Fuses, Graph, Scan, Var, verify
+from ..ir import Eqn, Fuses, Graph, Scan, Var, read_by, sources_of, verify
 from ..ops.dtypes import CAST
 from ..ops.indexing import TAKE
 from .constants import constant_values
@@ -64,11 +64,7 @@ def scaled_casts(
     scaled, casts = _scaled_and_cast(graph, v, scales, takes, beside)
     if not casts:
         return []
-    path, needed = set(casts), {x for eqn in casts for x in eqn.ins}
-    for eqn in reversed(scaled):
-        if not needed.isdisjoint(eqn.outs):
-            path.add(eqn)
-            needed.update(eqn.ins)
+    path = {*casts, *sources_of(scaled, read_by(casts))}
     whole = {v, *(x for eqn in path.difference(casts) for x in eqn.outs if _elements(x) > scales)}
     others = (eqn for x in whole for eqn in graph.readers.get(x, ()) if eqn not in path and eqn not in beside)
     read = any(others) or not whole.isdisjoint(graph.outs)
@@ -177,12 +173,12 @@ def _scaled_out(loop: Eqn, scan: Scan, v: Var) -> tuple[list[Eqn], Eqn] | None:
 def _alone(path: Sequence[Eqn], body: Graph, carried: Sequence[Var]) -> Graph | None:
     """These equations of a body as a graph of its inputs; None if they read a carry or what others compute."""
     computed = {x for eqn in path for x in eqn.outs}
-    read = {x for eqn in path for x in eqn.ins} - computed
+    read = read_by(path) - computed
     numbers = [eqn for eqn in body.eqns if not eqn.ins and not read.isdisjoint(eqn.outs)]
     given = tuple(x for x in body.ins if x in read and x not in carried)
     if not read.issubset([*given, *(x for eqn in numbers for x in eqn.outs)]):
         return None
-    others = {x for eqn in body.eqns if eqn not in path for x in eqn.ins} | {*body.outs}
+    others = read_by((eqn for eqn in body.eqns if eqn not in path), body.outs)
     leaving = tuple(x for eqn in path for x in eqn.outs if x in others)
     return Graph(given, (*numbers, *_without_barriers(path)), leaving)
 

@@ -174,16 +174,19 @@ class PlanSearch:
         """The dims of the step's loops."""
         return next(iter(self.guesses.digests.values())).loops
 
+    def roles(self, dims: Sequence[str]) -> list[tuple[str, ...]]:
+        """The dims that layouts may split together, the most promising first; loops become stages of a pipeline."""
+        hinted = named_roles(self.hints, self.space)
+        roles = [*hinted, *best_roles(self.guesses.score, self.space, dims, self.meshes)]
+        staged = [(d,) for d in self.space.sizes if d in self.loops and max(self.guesses.microbatches) > 1]
+        return list(dict.fromkeys((*roles[:5], *staged, *roles[5:])))[:ROLES]
+
     def estimated(self) -> None:
         """Cost the most promising of all candidates, and what is near the best."""
         guesses, remats = self.guesses, self.values("remat")
-        self.read([self.base.remat, *(each for each in remats if each == "none")])
-        loops = self.loops
-        dims = [d for d in self.space.sizes if d not in loops]
-        roles = [*named_roles(self.hints, self.space), *best_roles(guesses.score, self.space, dims, self.meshes)]
-        staged = [(d,) for d in self.space.sizes if d in loops and max(guesses.microbatches) > 1]
-        roles = list(dict.fromkeys((*roles[:5], *staged, *roles[5:])))[:ROLES]
-        every = candidates(self.space, self.meshes, roles, self.generated)
+        self.read([self.base.remat, *{"none"}.intersection(remats)])
+        dims = [d for d in self.space.sizes if d not in self.loops]
+        every = candidates(self.space, self.meshes, self.roles(dims), self.generated)
         if guesses.add(every, list(guesses.digests)):
             known = set(guesses.digests)
             self.read(remats)

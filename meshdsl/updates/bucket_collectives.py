@@ -168,7 +168,6 @@ def _groups(program: Program, levels: Mapping[Eqn, int], joins: Joins | None) ->
 def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) -> list[Eqn]:
     """Place each group where its first member was, behind the equations that compute the other members' operands."""
     of = {eqn: group for group in groups for eqn in group}
-    maker = {v: eqn for eqn in eqns for v in eqn.outs}
     done: dict[Eqn, None] = {}
     moved: list[Eqn] = []
     for eqn in eqns:
@@ -178,10 +177,7 @@ def _at_first(program: Program, eqns: Sequence[Eqn], groups: Sequence[Group]) ->
             done[eqn] = None
             moved.append(eqn)
             continue
-        needed = [v for member in of[eqn] for v in member.ins]
-        for v in needed:  # the list grows during iteration
-            needed += maker[v].ins if v in maker else ()
-        makers = {maker[v] for v in needed if v in maker}
+        makers = sources_of(eqns, [v for member in of[eqn] for v in member.ins])
         moved += [source for source in eqns if source in makers and source not in done]
         done.update(dict.fromkeys((*makers, *of[eqn])))
         moved += _as_one(program, of[eqn])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir import Eqn, Graph, Var
+from ..dims import Dim
+from ..ir import Eqn, Graph, Var, read_by
 from ..layouts import Sharding
 from ..layouts.sharding import Axes
 from ..ops.dtypes import CAST
@@ -101,7 +102,7 @@ class Region:
 
         Raises `CannotShardError` if such a loop cannot be split.
         """
-        producers, readers, results, _ = uses(self.graph)
+        producers, (readers, results, _) = self.graph.producers, uses(self.graph)
         self.loops = tuple((eqn, i, self.body(eqn, i, inner)) for eqn, i, inner in self.sums.loops)
         self.inner.update(eqn.outs[i] for eqn, i, _ in self.loops)
         found = [*self.sums.in_graph, *self.inner]
@@ -166,6 +167,12 @@ class Region:
         self.inner.update(split_outs)
         return split_outs
 
+    def split_by_layout(self, eqn: Eqn) -> Dim | None:
+        """The first dim that an equation introduces, and that the layout splits over axes of the group."""
+        shape, group = {d for v in eqn.ins for d in v.dims}, set(self.step.group)
+        new = (d for v in eqn.outs for d in v.dims if d not in shape)
+        return next((d for d in new if not group.isdisjoint(self.step.placed.layout.axes(d.name))), None)
+
     def refusal(self, eqn: Eqn) -> str:
         """The reason why the update cannot take an equation, or nothing."""
         step = self.step
@@ -179,10 +186,8 @@ class Region:
             if not self.holds(v) and (axes := step.splits(v)):
                 name = v.name or "a value"
                 return f"{eqn.op} at {eqn.where} reads {name}, which is split over {', '.join(axes)} already"
-        shape = {d for v in eqn.ins for d in v.dims}
-        for d in (d for v in eqn.outs for d in v.dims if d not in shape):
-            if set(step.placed.layout.axes(d.name)) & set(step.group):
-                return f"the layout splits dim {d.name!r} of {eqn.op} at {eqn.where} over the same axes"
+        if (d := self.split_by_layout(eqn)) is not None:
+            return f"the layout splits dim {d.name!r} of {eqn.op} at {eqn.where} over the same axes"
         try:
             renamed(eqn, step.form)
         except CannotShardError as problem:
@@ -223,14 +228,14 @@ class Region:
         added = Replaced([(body.ins[scan.consts + i], body.outs[i])] if i < scan.carries else [])
         region = Region(self.step, body, sums, added).grow()
         out = body.outs[i]
-        other_reads = {v for eqn in body.eqns if eqn not in region.eqns for v in eqn.ins} | set(body.outs) - {out}
+        other_reads = read_by((eqn for eqn in body.eqns if eqn not in region.eqns), set(body.outs) - {out})
         if not region.holds(out) or other_reads & region.inner:
             raise CannotShardError(region.reason(out) or f"the loop at {loop.where} reads its gradient")
         return region.finished(frozenset([i]))
 
     def reason(self, out: Var) -> str:
         """The reason why the update does not reach a value: the last equation before it that refused."""
-        producers, queue, seen = uses(self.graph).producers, [out], {out}
+        producers, queue, seen = self.graph.producers, [out], {out}
         for v in queue:
             eqn = producers.get(v)
             if eqn in self.branches:
@@ -286,7 +291,7 @@ class Region:
 
     def gathers(self, v: Var, leaving: frozenset[int]) -> float:
         """How often a run of the graph needs a value whole, branches by how often they run; at least 1 outside them."""
-        _, readers, results, _ = uses(self.graph)
+        readers, results, _ = uses(self.graph)
         if readers[v] - self.eqns - set(self.branches) or not leaving.issuperset(results.get(v, ())):
             return 1.0
         return sum(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +70,7 @@ def pending_sums(placed: ShardedGraph, graph: Graph, out: Var) -> Sums:
 
 def _pending_sums(placed: ShardedGraph, graph: Graph, outs: Sequence[Var]) -> tuple[Sums, set[Var]]:
     """The pending sums of several values, and all values from which they are computed up to these."""
-    producers = uses(graph).producers
+    producers = graph.producers
     queue, seen = list(outs), set(outs)
     sums: list[Var] = []
     loops: list[tuple[Eqn, int, Sums]] = []
@@ -200,15 +199,19 @@ def _totals(placed: ShardedGraph, graph: Graph, sums: Sequence[Var]) -> tuple[Va
     """
     if len(sums) < 2:
         return tuple(sums)
-    readers = Counter(v for eqn in graph.eqns for v in set(eqn.ins))
-    readers.update(graph.outs)
-    totals = {v: v for v in sums}  # latest value of a sum -> the sum, or the last addition of several
+    readers, results, _ = uses(graph)
+    totals = dict(zip(sums, sums, strict=True))  # latest value of a sum -> the sum, or the last addition of several
     constants = _constants(graph)
     for eqn in graph.eqns:
         read = [x for x in dict.fromkeys(eqn.ins) if x in totals]
         others = {*eqn.ins}.difference(read)
         adds_others = eqn.operation.linear is Linear.JOINT and not constants.issuperset(others)
-        if not read or adds_others or len(eqn.outs) != 1 or any(readers[x] > 1 for x in read):
+        if (
+            not read
+            or adds_others
+            or len(eqn.outs) != 1
+            or any(len(readers[x]) + len(results.get(x, ())) > 1 for x in read)
+        ):
             continue
         out = eqn.outs[0]
         if placed.is_pending(out) and set(out.dims) == set(sums[0].dims):

@@ -83,9 +83,8 @@ def leaving_branches(part: UpdateRegion) -> Iterator[Var]:
 
 
 class Uses(NamedTuple):
-    """For each value of a graph: the equation that computes it, those that read it, and the numbers of its results."""
+    """For each value of a graph: the equations that read it, and the numbers of its results."""
 
-    producers: Mapping[Var, Eqn]
     readers: Mapping[Var, set[Eqn]]
     results: Mapping[Var, Sequence[int]]
     branches: Sequence[Eqn]  # of the graph
@@ -100,7 +99,7 @@ def uses(graph: Graph) -> Uses:
     for i, v in enumerate(graph.outs):
         results.setdefault(v, []).append(i)
     branches = [eqn for eqn in graph.eqns if isinstance(eqn.control, Cond)]
-    return Uses({v: eqn for eqn in graph.eqns for v in eqn.outs}, readers, results, branches)
+    return Uses(readers, results, branches)
 
 
 def is_loop_over_parts(eqn: Eqn) -> bool:

@@ -15,7 +15,7 @@ from ..ops.placement import RESHARD_TO_PRIVATE_DIM
 from ..ops.reshape import RENAME
 from ..trace import FULL
 from .pending import ShardedGraph
-from .regions import BranchRegion, Format, UpdateRegion, is_loop_over_parts, renamed, uses
+from .regions import BranchRegion, Format, UpdateRegion, is_loop_over_parts, renamed
 from .update import Update
 
 
@@ -132,7 +132,7 @@ class _Rewrite:
         if not form.cuts(v):
             return self.leave(v, eqn)
         if (v, form) not in self.inside:
-            maker = uses(self.old).producers.get(v)
+            maker = self.old.producers.get(v)
             if maker is not None and maker.op is FULL:  # the zero from which a total starts
                 self.eqns.append(renamed(maker, form))
                 self.inside[v, form] = self.eqns[-1].outs[0]

@@ -20,7 +20,7 @@ from ..layouts import Mesh, Sharding
 from ..layouts.sharding import Axes
 from .grow import Region, Replaced, Step
 from .pending import ShardedGraph, pending_sums
-from .regions import CannotShardError, Format, UpdateRegion, uses
+from .regions import CannotShardError, Format, UpdateRegion
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def _in_trees(placed: ShardedGraph, results: Sequence[tuple[str, Var]]) -> dict[
 
 def _why_no_sums(placed: ShardedGraph, out: Var) -> str:
     """The reason why no gradient that is summed over devices reaches this result."""
-    loop = uses(placed.graph).producers.get(out)
+    loop = placed.graph.producers.get(out)
     if loop is not None and isinstance(loop.control, Scan | While):
         body = loop.control.body
         summed = any(pending_sums(placed, body, body.outs[loop.outs.index(out)]).all())

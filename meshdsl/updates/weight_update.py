@@ -249,16 +249,22 @@ def _shard(placed: ShardedGraph, request: WeightUpdate, machine: Machine | None)
 
         def noted(update: Update) -> Verdict:
             largest = update.group == tuple(axis for axis in update.pending if not sizes or axis in sizes)
-            candidates.extend([update] if largest and update not in candidates else [])
+            if largest and update not in candidates:
+                candidates.append(update)
             return worth(update)
 
         return shard_updates(fine, Policy(groups(refined), noted))
 
-    split, group = on(given), request.group
-    if group is not None and not (isinstance(group, Mapping) and None in group.values()):
+    split = on(given)
+    if _has_sizes(request.group):
         return given, split
     best = least_padded(placed, candidates) if machine is None else best_mesh(placed, machine, candidates)
     return (best, on(best)) if best.parts else (given, split)
+
+
+def _has_sizes(group: GroupSpec | None) -> bool:
+    """True for a group whose sizes the user gave."""
+    return group is not None and not (isinstance(group, Mapping) and None in group.values())
 
 
 def bucket(program: Program, request: WeightUpdate, machine: Machine | None, refined: RefinedMesh) -> Program:

@@ -21,10 +21,10 @@ from typing import Any
 import jax
 
 import tests.conftest  # noqa: F401 - eight CPU devices and 64-bit types, as in the tests
-from meshdsl.foreign import JaxReport, verify_jax
-from meshdsl.foreign.explain import close
-from meshdsl.foreign.simulate import Run
-from meshdsl.foreign.trace import trace
+from meshdsl.jax_functions.foreign import JaxReport, verify_jax
+from meshdsl.jax_functions.foreign.explain import close
+from meshdsl.jax_functions.foreign.simulate import Run
+from meshdsl.jax_functions.foreign.trace import trace
 from tests.foreign.faults import Fault, faults, module_of
 from tests.foreign.programs import PROGRAMS, Built, Program
 

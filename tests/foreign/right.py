@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import meshdsl as md
 from meshdsl import backend
-from meshdsl.foreign import JaxReport
+from meshdsl.jax_functions.foreign import JaxReport
 from meshdsl.lowering.emit import emit
 from tests.compile.steps import arguments, leaves
 from tests.compile.steps_law import Case, _graph, cases, compiled

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import meshdsl as md
-from meshdsl.foreign.collectives import groups
-from meshdsl.foreign.price import collectives
-from meshdsl.foreign.trace import trace
+from meshdsl.jax_functions.foreign.collectives import groups
+from meshdsl.jax_functions.foreign.price import collectives
+from meshdsl.jax_functions.foreign.trace import trace
 from meshdsl.lowering.emit import emit
 from meshdsl.models.mlp import mlp
 from meshdsl.models.transformer import lm

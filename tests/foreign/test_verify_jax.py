@@ -298,7 +298,7 @@ def test_sums_in_sixteen_bits_are_noted() -> None:
 
 
 def test_what_it_sends_is_what_stablehlo_has() -> None:
-    from meshdsl.foreign.collectives import groups
+    from meshdsl.jax_functions.foreign.collectives import groups
     from meshdsl.tools.compilers.stablehlo import read
     from tests.foreign.law import right
     from tests.foreign.programs import PROGRAMS

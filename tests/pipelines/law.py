@@ -28,7 +28,7 @@ from meshdsl import backend
 from meshdsl.lowering.simulate import simulate
 from meshdsl.overlap.modes import PLANS
 from meshdsl.overlap.planner import Candidates, Planner
-from meshdsl.pipelines import one_tick
+from meshdsl.passes.pipelines import one_tick
 from tests.laws import run
 from tests.stablehlo import cost_law
 

@@ -25,8 +25,8 @@ from meshdsl.models.mixtral import mixtral
 from meshdsl.ops.contraction import EINSUM
 from meshdsl.ops.creation import EMPTY
 from meshdsl.overlap.modes import PLANS
-from meshdsl.pipelines import Schedule, one_tick, pipeline, stages
-from meshdsl.pipelines.one_tick import Pipe
+from meshdsl.passes.pipelines import Schedule, one_tick, pipeline, stages
+from meshdsl.passes.pipelines.one_tick import Pipe
 from tests.pipelines.law import Case, compiled, draw, judge, paired_ticks, step_of
 
 SMALL = llama.replace(batch=8, length=4, vocab=16, layers=4, d_model=8, d_ff=8, d_head=4, query_heads=2, heads=1)

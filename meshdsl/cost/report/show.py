@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import Where
 from ...errors.tables import WIDTH, bar, cut, grouped, line_of, table, wrapped
 from ...errors.units import number, percent, seconds, show_bytes
-from ...pipelines import Schedule
+from ...passes.pipelines import Schedule
 from ..comm_groups import CommGroup
 from ..ledger import Line
 from ..padding import SHOWN

@@ -83,7 +83,7 @@ def wanted_shardings(graph: Graph, mesh: Mesh, layout: Layout, results: Sequence
         target = annotated(eqn, mesh) if eqn.op is SHARD else _of_elementwise(eqn, found)
         if target is not None:
             single = [v for v in eqn.ins if reads[v] == 1]
-            found |= {v: Sharding.of({d.name: target.axes(d.name) for d in v.dims}) for v in single}
+            found |= {v: target.along(v.dims) for v in single}
     for sub in (sub for eqn in graph.eqns for sub in eqn.graphs().values()):
         found |= wanted_shardings(sub, mesh, layout)
     return found

@@ -43,7 +43,7 @@ def row_of(stacked: Given, inner: Var) -> Given:
     """The row of a stacked input as the body receives it."""
     if isinstance(stacked, Eqn):
         return stacked.replace(params={**stacked.params, "shape": inner.dims})
-    return Sharding.of({d.name: stacked.axes(d) for d in inner.dims})
+    return stacked.along(inner.dims)
 
 
 def as_stacked(scope: Scope, v: Var) -> Given:

@@ -22,7 +22,7 @@ from ...ops.reductions import BROADCAST
 from ...ops.reshape import RENAME, RESHAPE
 from ...trace import FULL, number
 from ..blocks import ON_FIRST
-from ..labels import REPLICATED, apply, labels_of
+from ..labels import REPLICATED, apply, index_map_of, labels_of
 from . import placement_ops as views
 from .annotations import Annotation, with_annotations
 from .attention import lower_attention
@@ -83,8 +83,16 @@ def _lower(scope: Scope, eqn: Eqn) -> None:
         lower_attention(scope, eqn)
     elif op is FETCH and eqn.ins[0] not in scope.unmaterialized:
         _fetch(scope, eqn)
+    elif _is_whole(scope, eqn):
+        _operate_on_whole(scope, eqn)
     else:
         _operate(scope, eqn)
+
+
+def _operate_on_whole(scope: Scope, eqn: Eqn) -> None:
+    """Add the equation on complete operands, with complete results."""
+    ins = [scope.get(v, REPLICATED, eqn) for v in eqn.ins]
+    scope.eqns.append(eqn.on(tuple(ins), tuple([scope.define(v, REPLICATED) for v in eqn.outs])))
 
 
 def _fetch(scope: Scope, eqn: Eqn) -> None:
@@ -151,10 +159,6 @@ class _Choice(NamedTuple):
 
 def _operate(scope: Scope, eqn: Eqn) -> None:
     """Choose how the operands are sharded, take them so, define the results, and add the operation's equations."""
-    if eqn.op not in EXPANSIONS and _is_whole(scope, eqn):
-        ins = [scope.get(v, REPLICATED, eqn) for v in eqn.ins]
-        scope.eqns.append(eqn.on(tuple(ins), tuple([scope.define(v, REPLICATED) for v in eqn.outs])))
-        return
     choice = _choose(scope, eqn)
     if eqn.op is RESHAPE and not choice.pending:
         price = _price(scope, eqn, choice.labels, (), None, choice.assigned)
@@ -180,10 +184,10 @@ def _operate(scope: Scope, eqn: Eqn) -> None:
 
 def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     """The cheapest axes of the labels, among those that the operands and the layout request."""
-    op, expansion = eqn.operation, EXPANSIONS.get(eqn.operation)
+    expansion = EXPANSIONS.get(eqn.operation)
     labels = expansion.labels(scope, eqn) if expansion is not None else labels_of(eqn)
     pending = _pending(scope, eqn)
-    moves = op.moves(*(v.type for v in eqn.ins), **eqn.params) if op.moves is not None else None
+    moves = index_map_of(eqn)
     free = (expansion is not None or moves is not None) and all(v in scope.unmaterialized for v in eqn.ins)
     claims = Claims() if free else claims_of(scope, eqn, labels, pending)
     claims, preferred = settle_conflicts(scope, eqn, labels, claims)
@@ -196,15 +200,23 @@ def _choose(scope: Scope, eqn: Eqn) -> _Choice:
     if eqn.op in REGIONS:
         assigned, eqn = region_blocks(scope, eqn, labels, assigned)
     expanded = expansion is not None and expansion.needed(scope, eqn, assigned)
-    asked = {d: claims.annotations[label] for d, label in labels.outs[0].items() if label in claims.annotations}
-    decided = {d: by for d, by in asked.items() if assigned.get(labels.outs[0][d] or "") == by.axes}
+    decided = {
+        d: claims.annotations[label]
+        for d, label in labels.outs[0].items()
+        if label in claims.annotations and assigned.get(label) == claims.annotations[label].axes
+    }
     return _Choice(eqn, labels, assigned, pending, expansion, expanded, moves, decided, free)
 
 
 def _is_whole(scope: Scope, eqn: Eqn) -> bool:
-    """True if nothing asks for an axis: no operand is split or pending, and no rule or annotation splits a result."""
+    """True if nothing asks for an axis: no operand is split or pending, and no rule or annotation splits a result.
+
+    Operations with a lowering of their own along split dims are left to it.
+    """
     setting, stored = scope.setting, [v for v in eqn.ins if v not in scope.unmaterialized]
-    if not stored or eqn.op in REGIONS or any(d.name in setting.layout.rules for v in eqn.outs for d in v.dims):
+    if eqn.op in EXPANSIONS or eqn.op in REGIONS or not stored:
+        return False
+    if any(d.name in setting.layout.rules for v in eqn.outs for d in v.dims):
         return False
     asked = (setting.hints, setting.annotations, setting.wanted)
     return all(each.keys().isdisjoint(eqn.outs) for each in asked) and all(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from ...errors import Where
+from ...errors import NOWHERE, Where
 from ...ir import Graph, Var, cse, dce, verify, walk
 from ...layouts import Extents, Layout, Mesh, Sharding
 from ...layouts.sharding import Axes
@@ -81,10 +81,8 @@ def _lower_graph(scope: Scope, results: Sequence[str] | None) -> tuple[tuple[Var
     scope.def_sharding.update(scope.default_sharding)
     lower(scope, graph.eqns)
     paths = results or [""] * len(graph.outs)
-    makers = {v: eqn.where for eqn in graph.eqns for v in eqn.outs}
-    return ins, tuple(
-        add_output(scope, v, path, makers.get(v, Where("", 0))) for v, path in zip(graph.outs, paths, strict=True)
-    )
+    made_at = [graph.producers[v].where if v in graph.producers else NOWHERE for v in graph.outs]
+    return ins, tuple(add_output(scope, *out) for out in zip(graph.outs, paths, made_at, strict=True))
 
 
 def extents_of(mesh: Mesh, layout: Layout, shards: Sequence[Mapping[str, Axes]]) -> Extents:

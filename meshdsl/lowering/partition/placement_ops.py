@@ -145,7 +145,7 @@ def mark(scope: Scope, eqn: Eqn) -> None:
         return
     home = scope.default_sharding[v]
     x = next(x for x in scope.versions[v] if x.sharding == home)
-    alike = scope.get(counts, Sharding.of({d.name: home.axes(d.name) for d in counts.dims}), eqn)
+    alike = scope.get(counts, home.along(counts.dims), eqn)
     result = scope.define(out, home, v.name)
     scope.eqns.append(dataclasses.replace(eqn, ins=(x, alike), outs=(result,)))
 

@@ -151,7 +151,7 @@ class Scope:
             return None
         if any(target.axes(d) for d in copy.whole):
             return None
-        values = [(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in (copy.source, *copy.scales)]
+        values = [(x, target.along(x.dims)) for x in (copy.source, *copy.scales)]
         if any(x not in self.unmaterialized and (x not in self.versions or self.is_pending(x)) for x, _ in values):
             return None
         cost = min(self._reshard(v, x, target).cost for x in self.versions[v])
@@ -164,7 +164,7 @@ class Scope:
         new = {x: self.get(x, sharding, eqn) for x, sharding in values}
         for each in wide_copies(self.graph)[v].eqns:
             (x,) = each.outs
-            new[x] = Var(x.dims, x.dtype, x.name, Sharding.of({d.name: target.axes(d) for d in x.dims}))
+            new[x] = Var(x.dims, x.dtype, x.name, target.along(x.dims))
             self.eqns.append(each.replace(ins=tuple(new[y] for y in each.ins), outs=(new[x],)))
         self.versions[v].append(new[v])
         return new[v]
@@ -217,7 +217,7 @@ class Scope:
             if x.sharding == target:
                 return x
         eqn = self.unmaterialized.get(v) or self.demand.sums.constants[v]
-        ins = tuple(self._materialized(x, Sharding.of({d.name: target.axes(d) for d in x.dims})) for x in eqn.ins)
+        ins = tuple(self._materialized(x, target.along(x.dims)) for x in eqn.ins)
         value = Var(v.dims, v.dtype, v.name, target)
         self.eqns.append(eqn.replace(ins=ins, outs=(value,)))
         self.versions[v].append(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from ...ir import Eqn, Fuses, Graph, Op, Reduce, Scan, Var
+from ...ir import Eqn, Fuses, Graph, Reduce, Scan, Var
 from ...ops.attention.records import ATTENTION, ATTENTION_GRAD
 from ..labels import labels_of
 from .expansions import EXPANSIONS
@@ -46,9 +46,11 @@ def _collect(graph: Graph, results: Mapping[Var, frozenset[str]], whole: WholeDi
 
 def _read(eqn: Eqn, whole: WholeDims) -> Sequence[frozenset[str]]:
     """The dims of each operand that an operation needs whole; elementwise ones pass on the needs of their result."""
-    op = eqn.op
+    if eqn.control is not None:
+        return [NONE] * len(eqn.ins)
+    op = eqn.operation
     splits = op in EXPANSIONS or op in (ATTENTION, ATTENTION_GRAD)  # the labels are those without split positions
-    if eqn.control is not None or not isinstance(op, Op) or splits or op.moves is not None:
+    if splits or op.moves is not None:
         return [NONE] * len(eqn.ins)
     passes = op.fuses in (Fuses.MAP, Fuses.VIEW) and op.reduce is Reduce.NONE and len(eqn.outs) == 1
     needed = whole.get(eqn.outs[0], NONE) if passes else NONE

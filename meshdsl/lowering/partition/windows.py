@@ -17,9 +17,9 @@ its base dilation, or of devices without windows are filled with the operation's
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -215,7 +215,7 @@ def _uneven(c: Any, x: Any, w: Any, windows: Sequence[tuple[int, Window, str]], 
     return run(x, w, {})
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _alone(op: Op) -> Op:
     """The operation on fetched runs: it needs no padding, and the result's type is given."""
 
@@ -236,19 +236,6 @@ def _alone(op: Op) -> Op:
     def flops(ins: Any, outs: Any, *, result: Type, sides: tuple[str, ...], **params: Any) -> float:
         return op.flops(ins, outs, **params) if op.flops is not None else 0.0
 
-    def rule(*types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
-        ins = tuple(Var(t.dims, t.dtype) for t in types)
-        eqn = Eqn(op, ins, (Var(result.dims, result.dtype),), params)
-        labels, read = _labels(eqn, sides), _read(eqn)
-        whole = [v for v, side in zip(params["window"], sides, strict=True) if side == "whole"]
-        read_whole, made_whole = {v.dim for v in whole}, {v.out_dim for v in whole}
-
-        def unlabelled(names: Any, whole: set[str]) -> dict[str, str | None]:
-            return {d: None if d in whole else label for d, label in names.items()}
-
-        operands = [unlabelled(names, read_whole if k < read else made_whole) for k, names in enumerate(labels.ins)]
-        return Labels(tuple(operands), tuple(unlabelled(names, made_whole) for names in labels.outs))
-
     return Op(
         op.name,
         type=lambda *_, result, **__: result,
@@ -258,5 +245,20 @@ def _alone(op: Op) -> Op:
         linear=op.linear,
         reduce=op.reduce,
         product=op.product,
-        rule=rule,
+        rule=functools.partial(_labels_of_runs, op),
     )
+
+
+def _labels_of_runs(op: Op, *types: Type, result: Type, sides: tuple[str, ...], **params: Any) -> Labels:
+    """The labels of an operation on fetched runs: none for the dims of windows whose runs are the whole input."""
+    ins = tuple(Var(t.dims, t.dtype) for t in types)
+    eqn = Eqn(op, ins, (Var(result.dims, result.dtype),), params)
+    labels, read = _labels(eqn, sides), _read(eqn)
+    whole = [v for v, side in zip(params["window"], sides, strict=True) if side == "whole"]
+    read_whole, made_whole = {v.dim for v in whole}, {v.out_dim for v in whole}
+
+    def unlabelled(names: Any, whole: set[str]) -> dict[str, str | None]:
+        return {d: None if d in whole else label for d, label in names.items()}
+
+    operands = [unlabelled(names, read_whole if k < read else made_whole) for k, names in enumerate(labels.ins)]
+    return Labels(tuple(operands), tuple(unlabelled(names, made_whole) for names in labels.outs))

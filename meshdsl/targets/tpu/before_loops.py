@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ...cost.fusion import Kernel, Step, holders, steps
 from ...cost.scores import is_matmul, kind
-from ...ir import Eqn, Fuses, Var
+from ...ir import Eqn, Fuses, Var, computed_from
 from ...lowering.asynchrony import FENCE, Start
 from ...lowering.program import Program
 from .softmaxes import softmaxes
@@ -63,10 +63,7 @@ def _fenced(program: Program, loop: Eqn) -> Program:
 
 def _delayed(program: Program, place: int) -> list[Var]:
     """Results of products before a loop that are summed over devices, or combined with what depends on the loop."""
-    readers, dependent = program.readers, set[Var]()
-    for i, eqn in enumerate(program.eqns):
-        if i == place or not dependent.isdisjoint(eqn.ins):
-            dependent.update(eqn.outs)
+    readers, dependent = program.readers, computed_from(program.eqns, program.eqns[place].outs)
     products = filter(is_matmul, program.eqns[:place])
     return [eqn.outs[0] for eqn in products if _waits(eqn.outs[0], readers, dependent, program.outs)]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...cost.fusion import Kernel, Send, Step
 from ...cost.scores import is_matmul, kind
-from ...ir import Eqn, Fuses, Graph, Scan, Var, While
+from ...ir import Eqn, Fuses, Graph, Scan, Var, While, computed_from
 
 
 def body_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> list[Step]:
@@ -26,13 +26,8 @@ def body_order(eqn: Eqn, steps: Sequence[Step], carried: set[Var]) -> list[Step]
 
 def _recomputes_sums(body: Graph, carry: Sequence[Var]) -> bool:
     """True if a body sums across devices what does not depend on its carry: a value of the forward pass."""
-    dependent = set(carry)
-    for eqn in body.eqns:
-        if not dependent.isdisjoint(eqn.ins):
-            dependent.update(eqn.outs)
-        elif eqn.effect.reduces:
-            return True
-    return False
+    dependent = computed_from(body.eqns, carry)
+    return any(eqn.effect.reduces and dependent.isdisjoint(eqn.ins) for eqn in body.eqns)
 
 
 def _carry_first(order: Sequence[Step], carry: set[Var]) -> list[Step]:

@@ -34,11 +34,12 @@ def left_out(eqn: Eqn, blocks: Sequence[Block]) -> Set[Dim]:
     """
     if not eqn.operation.by_name or max(math.prod(one.sizes) for one in blocks) < WIDE:
         return frozenset()
+    of_blocks = [set(zip(one.dims, one.sizes, strict=True)) for one in blocks]
     if eqn.operation.product:
-        shared = frozenset.intersection(*(frozenset(zip(one.dims, one.sizes, strict=True)) for one in blocks))
+        shared = set.intersection(*of_blocks)
         if all(n == 1 for _, n in shared):
             return {dim for dim, _ in shared}
-    sizes = {(dim, n) for one in blocks for dim, n in zip(one.dims, one.sizes, strict=True)}
+    sizes = set.union(*of_blocks)
     if max((n for _, n in sizes), default=1) > LONG:
         return frozenset()
     return {dim for dim, n in sizes if n == 1} - {dim for dim, n in sizes if n != 1} - {*eqn.params.get("over", ())}

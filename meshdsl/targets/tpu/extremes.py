@@ -43,9 +43,8 @@ def one_reduction(program: Program) -> Program:
     >>> [str(eqn.op) for eqn in one_reduction(program).eqns]
     ['stop_gradient', 'index_of_extreme']
     """
-    makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
     eqns = [
-        (_in_one(eqn, makers) or eqn) if isinstance(eqn.op, Op) and eqn.op.reduce is Reduce.MIN else eqn
+        (_in_one(eqn, program.producers) or eqn) if isinstance(eqn.op, Op) and eqn.op.reduce is Reduce.MIN else eqn
         for eqn in program.eqns
     ]
     inner = tuple(eqn.map_graphs(lambda body: one_reduction(body)) for eqn in eqns)  # pyright: ignore[reportArgumentType]

@@ -34,7 +34,7 @@ def softmaxes(program: Program) -> Scores:
 
 def inside_softmaxes(program: Program) -> set[Var]:
     """The scores that are not stored: the kernel of their softmax computes them and writes the weights into a stack."""
-    makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+    makers = program.producers
     inside: set[Var] = set()
     for each in _softmax_sums(program):
         reach = [each.v] if each.in_kernel and _stacked_from(each.v, program) else []
@@ -57,10 +57,11 @@ class _SoftmaxSum(NamedTuple):
 def _softmax_sums(program: Program) -> Iterator[_SoftmaxSum]:
     batched = set(batches(program))
     products = {names(eqn.outs[0]): eqn in batched for eqn in program.eqns if is_matmul(eqn)}
-    makers = {v: eqn for eqn in program.eqns for v in eqn.outs}
+    makers = program.producers
     for eqn in program.eqns:
-        v = eqn.ins[0] if kind(eqn) is Fuses.REDUCE else None
-        if v in makers and names(v) in products and _is_transcendental(makers[v]):
+        if kind(eqn) is not Fuses.REDUCE or (v := eqn.ins[0]) not in makers:
+            continue
+        if names(v) in products and _is_transcendental(makers[v]):
             shape, (out, *_) = program.local_shape(v), eqn.outs
             recognised = not out.sharding.partial and (len(shape) < 5 if products[names(v)] else 1 not in shape)
             in_kernel = recognised and LONG < elements(program, v, out) <= LARGEST

@@ -69,11 +69,10 @@ def _with_barriers(program: Program, body: Graph, loop: Scan, large: float) -> G
 def _read_again(body: Graph, loop: Scan) -> list[Var]:
     """The rows that a loop stacks and its other equations read, and that compilers would compute twice."""
     carried, rows = loop.results(body.outs)
-    makers = {v: eqn for eqn in body.eqns for v in eqn.outs}
     read = {v for eqn in body.eqns if eqn.op is not BARRIER for v in eqn.ins}
     on_host = host_values(body)
     again = [v for v in rows if v in read and v not in carried and v not in on_host]
-    return [v for v in again if _elementwise(v, makers)]
+    return [v for v in again if _elementwise(v, body.producers)]
 
 
 def _elementwise(v: Var, makers: Mapping[Var, Eqn]) -> bool:

@@ -42,7 +42,7 @@ def compiled_windows(text: str, program: Program) -> tuple[CompiledWindow, ...]:
     bodies, entry = bodies_of(text)
     order = bodies.get(entry, [])
     numbers = [_numbers(bodies, instruction) for instruction in order]
-    number = {eqn: i for i, eqn in enumerate(program.eqns)}
+    number = program.places
     compiled: list[CompiledWindow] = []
     for start, eqns in products(program, kernels_with_products(program)).items():
         planned = {number[eqn] for eqn in eqns}

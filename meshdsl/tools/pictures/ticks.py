@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...cost.report.svg import element, text
 from ...errors.units import percent
-from ...pipelines import Schedule
+from ...passes.pipelines import Schedule
 
 COLUMNS, ROWS = 36, 16  # that are drawn; of more, the middle ones are left out
 LABEL, ROW, GAP = 66.0, 30.0, 3.0
@@ -15,7 +15,7 @@ LABEL, ROW, GAP = 66.0, 30.0, 3.0
 def tick_table(schedule: Schedule, x: float, y: float, width: float) -> tuple[str, float]:
     """The drawing, `width` wide, and its height.
 
-    >>> from meshdsl.pipelines import Schedule
+    >>> from meshdsl.passes.pipelines import Schedule
     >>> drawn, height = tick_table(Schedule(stages=2, microbatches=3), 20, 0, 900)
     >>> drawn.count('class="forward"'), drawn.count('class="backward"'), height
     (6, 6, 118.0)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from jax.sharding import NamedSharding
 
-from ..dims import Dim
-from ..errors import Where
-from ..errors.units import show_bytes
-from ..layouts import Extents, Mesh, Sharding
-from ..lowering.partition.planner import Reshard
+from ...dims import Dim
+from ...errors import Where
+from ...errors.units import show_bytes
+from ...layouts import Extents, Mesh, Sharding
+from ...lowering.partition.planner import Reshard
 from .collectives import Axes, split_over
 
 Over = Mapping[str, str | int]

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..dims import Dim
-from ..errors import ShapeError, at
-from ..ir import Type
-from ..ops.creation import zeros_like
-from ..trace import Tensor, eval_shape, tree
+from ...dims import Dim
+from ...errors import ShapeError, at
+from ...ir import Type
+from ...ops.creation import zeros_like
+from ...trace import Tensor, eval_shape, tree
 from .param import Declared, ModelRun, running, value_of
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from .. import jax_functions
+from ... import jax_functions
 from .collectives import split_over
 
 

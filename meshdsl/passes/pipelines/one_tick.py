@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from ..control import cond
-from ..control.batching import batched
-from ..dims import Dim, fresh_dim
-from ..ir import Graph, Type, Var
-from ..ops.creation import EMPTY, full, zeros_like
-from ..ops.dtypes import cast
-from ..ops.elementwise import add, maximum, minimum, where
-from ..ops.indexing import iota, take
-from ..ops.reductions import broadcast, total
-from ..ops.slicing import roll, shift
-from ..trace import Tensor, bind1, evaluate, trace, tree
+from ...control import cond
+from ...control.batching import batched
+from ...dims import Dim, fresh_dim
+from ...ir import Graph, Type, Var
+from ...ops.creation import EMPTY, full, zeros_like
+from ...ops.dtypes import cast
+from ...ops.elementwise import add, maximum, minimum, where
+from ...ops.indexing import iota, take
+from ...ops.reductions import broadcast, total
+from ...ops.slicing import roll, shift
+from ...trace import Tensor, bind1, evaluate, trace, tree
 from .find import Level, Loop, loop_of, values
 from .flow import Flow, has_products, operands_of
 from .spread import Spread, frequency

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..dims import DimsLike, Shape, pick
-from ..errors import ShapeError, TraceError, Where, caller, expect
-from ..ir import Type
-from ..ops.creation import zeros_like
-from ..ops.dtypes import cast, kind
-from ..trace import Tensor, dtype_of
+from ...dims import DimsLike, Shape, pick
+from ...errors import ShapeError, TraceError, Where, caller, expect
+from ...ir import Type
+from ...ops.creation import zeros_like
+from ...ops.dtypes import cast, kind
+from ...trace import Tensor, dtype_of
 from . import init as initializers
 
 

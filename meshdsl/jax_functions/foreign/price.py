@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import jax_functions
-from ..cost.machine import Machine
-from ..cost.network import place
-from ..errors import NOWHERE, Where
-from ..layouts import Mesh
+from ... import jax_functions
+from ...cost.machine import Machine
+from ...cost.network import place
+from ...errors import NOWHERE, Where
+from ...layouts import Mesh
 from .collectives import KINDS, axes_of
 from .simulate import is_library, lines_of
 

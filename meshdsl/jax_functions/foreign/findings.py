@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import NOWHERE, Where
+from ...errors import NOWHERE, Where
 from .collectives import SUMS, Array, axes_of, split_over
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation, Reference, close
 from .simulate import Blocks, Executed, Run
@@ -129,11 +129,10 @@ class Search:
         steps = self.back(wrong, self.is_right)
         front = [step for step in steps if all(map(self.is_right, step.ins))]
         passed = [step for step in steps if step not in front and step.is_collective]
-        made = [step for step in front if not _is_exit(step)]
-        by_place = [step for step in made if self.is_by_place(step)]
-        found = [self.of_stuck(step) for step in self.run.stuck]
-        found += [self.of_step(step) for step in made if step not in by_place]
-        found += [replace(self.of_step(step), is_sure=False) for step in by_place]
+        made = sorted((step for step in front if not _is_exit(step)), key=self.is_by_place)
+        found = list(map(self.of_stuck, self.run.stuck))
+        for step in made:
+            found.append(replace(self.of_step(step), is_sure=False) if self.is_by_place(step) else self.of_step(step))
         found += [self.of_exit(step) for step in front if _is_exit(step)]
         if not any(one.is_sure for one in found):
             brought = self.back((v for step in front for v in step.ins), lambda v: False)

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from .. import jax_functions
-from ..errors import NOWHERE, TraceError, Where, users_line
+from ... import jax_functions
+from ...errors import NOWHERE, TraceError, Where, users_line
 from .collectives import CASTS, KINDS, Array, Axes, apply, axes_of, called, groups, positions, scan_parts, split_over
 from .primitives import host, is_float, is_narrow, results
 

@@ -14,12 +14,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..dims import DimsLike, Shape, pick, show, size_of
-from ..errors import MeshdslError, ShapeError
-from ..ops import random
-from ..ops.dtypes import cast
-from ..ops.reductions import broadcast
-from ..trace import Tensor, as_tensor
+from ...dims import DimsLike, Shape, pick, show, size_of
+from ...errors import MeshdslError, ShapeError
+from ...ops import random
+from ...ops.dtypes import cast
+from ...ops.reductions import broadcast
+from ...trace import Tensor, as_tensor
 
 __all__ = [
     "constant", "glorot", "he", "lecun", "normal", "ones", "truncated_normal", "uniform", "variance_scaling", "zeros",

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ShapeError, at, expect, nearest
-from ..errors.markup import page_part
-from ..ir import Type
-from ..ops import random
-from ..ops.dtypes import as_dtype
-from ..trace import Tensor, eval_shape, tree
+from ...errors import ShapeError, at, expect, nearest
+from ...errors.markup import page_part
+from ...ir import Type
+from ...ops import random
+from ...ops.dtypes import as_dtype
+from ...trace import Tensor, eval_shape, tree
 from .param import Declared, ModelRun, computed, running
 
 

@@ -15,14 +15,14 @@ from enum import IntEnum
 import jax.numpy as jnp
 import numpy as np
 
-from ..control.host import OFFLOAD
-from ..dims import Dim, show
-from ..errors import LayoutError, MeshdslError, at
-from ..ir import Eqn, Graph, Linear, Scan, Var, acts, dce, walk
-from ..layouts import Layout, Mesh
-from ..ops.elementwise import ADD
-from ..ops.linear import is_linear, together
-from ..passes.accumulate import number_in_all, running_sum
+from ...control.host import OFFLOAD
+from ...dims import Dim, show
+from ...errors import LayoutError, MeshdslError, at
+from ...ir import Eqn, Graph, Linear, Scan, Var, acts, computed_from, dce, read_by, walk
+from ...layouts import Layout, Mesh
+from ...ops.elementwise import ADD
+from ...ops.linear import is_linear, together
+from ..accumulate import number_in_all, running_sum
 from .schedule import Schedule
 
 
@@ -118,10 +118,10 @@ def _pairs(loop: Scan, mesh: Mesh, layout: Layout) -> Iterator[tuple[Eqn, Eqn]]:
 
 def _is_over_steps(loop: Scan, forward: Eqn, backward: Eqn) -> bool:
     """True if the layers read a carry that their own gradients change: then each trip is a step of training."""
-    changed = _computed_from(loop.body, backward.outs)
+    changed = computed_from(loop.body.eqns, backward.outs)
     carries = zip(loop.inputs(loop.body.ins)[1], loop.results(loop.body.outs)[0], strict=True)
     trained = [v for v, out in carries if out in changed]
-    return not _computed_from(loop.body, trained).isdisjoint(forward.ins)
+    return not computed_from(loop.body.eqns, trained).isdisjoint(forward.ins)
 
 
 def _scans(loop: Scan) -> list[Eqn]:
@@ -134,15 +134,8 @@ def _weights(loop: Scan) -> set[Var]:
     Layers have such stacks. A loop over positions, as of a recurrent network, has none.
     """
     consts, _, rows = loop.inputs(loop.body.ins)
-    return {v for v in _computed_from(loop.body, consts) - _computed_from(loop.body, rows) if v.dtype.kind in "fV"}
-
-
-def _computed_from(body: Graph, given: Sequence[Var]) -> set[Var]:
-    """These values, and all that depend on one of them."""
-    found = set(given)
-    for eqn in body.eqns:
-        found |= set() if found.isdisjoint(eqn.ins) else set(eqn.outs)
-    return found
+    eqns = loop.body.eqns
+    return {v for v in computed_from(eqns, consts) - computed_from(eqns, rows) if v.dtype.kind in "fV"}
 
 
 def _backward_of(forward: Eqn, loop: Scan) -> Eqn | None:
@@ -164,12 +157,11 @@ def _leaves(loop: Scan, i: int) -> list[Var]:
     added = running_sum(body, carry, out)
     if added is None:
         return []
-    producers = {v: eqn for eqn in body.eqns for v in eqn.outs}
     reads = [v for eqn in body.eqns for v in eqn.ins] + list(body.outs)
     pending, leaves = [v for v in added.ins if v is not carry], list[Var]()
     while pending:
         v = pending.pop()
-        eqn = producers.get(v)
+        eqn = body.producers.get(v)
         if eqn is not None and eqn.op is ADD and reads.count(v) == 1 and all(x.type == v.type for x in eqn.ins):
             pending += eqn.ins
         else:
@@ -296,8 +288,7 @@ def _dtypes_of_sums(loop: Scan, terms: Sequence[Terms], summed: set[Var]) -> dic
     dtypes: dict[Var, np.dtype] = {}
     for each, total in zip(terms, loop.body.outs, strict=True):
         graph = values(loop.body, [*loop.body.ins, *summed], each.linear)
-        read = {v for eqn in graph.eqns for v in eqn.ins}.union(graph.outs)
-        for v in read & summed:
+        for v in read_by(graph.eqns, graph.outs) & summed:
             dtypes[v] = jnp.promote_types(dtypes.get(v, v.dtype), total.dtype)
     return dtypes
 
@@ -330,21 +321,20 @@ def _stays_linear(eqn: Eqn, linear: set[Var], fixed: set[Var], zeros: set[Var], 
 
 def _zeros(loop: Scan) -> set[Var]:
     """The values of the body that are zeros."""
-    producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
+    producers = loop.body.producers
     return {v for v in producers if number_in_all(v, producers) == 0}
 
 
 def _summed_carries(loop: Scan, backward: Eqn) -> set[Var]:
     """The last carries of the backward loop that are sums over layers, from zero: gradients of shared weights."""
     there = loop_of(backward)
-    producers = {v: eqn for eqn in loop.body.eqns for v in eqn.outs}
     (last, _), (_, first, _) = there.results(backward.outs), there.inputs(backward.ins)
     (after, _), (_, before, _) = there.results(there.body.outs), there.inputs(there.body.ins)
     each = zip(last, first, before, after, strict=True)
     return {
         v
         for v, start, x, y in each
-        if number_in_all(start, producers) == 0 and running_sum(there.body, x, y) is not None
+        if number_in_all(start, loop.body.producers) == 0 and running_sum(there.body, x, y) is not None
     }
 
 

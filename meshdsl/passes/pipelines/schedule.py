@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors.tables import table
+from ...errors.tables import table
 
 
 @dataclass(frozen=True)

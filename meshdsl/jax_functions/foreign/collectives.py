@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import jax_functions
+from ... import jax_functions
 
 Axes = Mapping[str, int]  # mesh axis -> size, major to minor
 Array = np.ndarray[Any, Any]

@@ -17,9 +17,9 @@ from typing import Any
 from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
-from .. import jax_functions
-from ..errors import NOWHERE
-from ..jax_functions.table import JOINT, MIX, PRODUCTS, SUM, TABLE, equation
+from ... import jax_functions
+from ...errors import NOWHERE
+from ..table import JOINT, MIX, PRODUCTS, SUM, TABLE, equation
 from .collectives import CASTS, KINDS, SUMS, Axes, axes_of, called, scan_parts, split_over
 from .constraints import Constraint, constraint, over_of, target
 from .explain import EXTREME, PARTIAL, REPLICATED, Explanation

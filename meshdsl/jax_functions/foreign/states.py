@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
-from ..errors import Where
-from ..jax_functions.table import FIRST, PRODUCTS, TABLE, equation
+from ...errors import Where
+from ..table import FIRST, PRODUCTS, TABLE, equation
 from .collectives import CASTS, KINDS, Axes
 from .explain import PARTIAL, REPLICATED
 from .findings import Finding

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import jax_functions
-from ..cost.machine import Machine
-from ..cost.machine import machine as machine_called
-from ..errors import ShapeError, TraceError, nearest
+from ... import jax_functions
+from ...cost.machine import Machine
+from ...cost.machine import machine as machine_called
+from ...errors import ShapeError, TraceError, nearest
 from .collectives import SUMS, Axes
 from .explain import Reference, scales_of
 from .findings import Finding, Search

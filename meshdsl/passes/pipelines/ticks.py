@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..control import scan
-from ..ops.dtypes import cast
-from ..ops.elementwise import add
-from ..ops.indexing import iota
-from ..trace import Tensor, as_tensor, evaluate
+from ...control import scan
+from ...ops.dtypes import cast
+from ...ops.elementwise import add
+from ...ops.indexing import iota
+from ...trace import Tensor, as_tensor, evaluate
 from .find import Level, Loop, loop_of, values
 from .flow import Flow, operands_of
 from .one_tick import Pipe, PipeDims, Sums, total_of

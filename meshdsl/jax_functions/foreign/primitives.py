@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .. import jax_functions
+from ... import jax_functions
 from .collectives import Array
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..ir import Graph, Product, Var, walk
+from ...ir import Graph, Product, Var, read_by, walk
 from .find import Level, Loop, loop_of, values
 
 
@@ -33,7 +33,7 @@ class Flow:
         consts, _, rows = operands_of(self.loop.backward)
         saved = {*self.saved}
         read = [v for v in (*consts, *rows) if v not in saved]
-        read += [v for v in _read(self.after) if self.loop.levels.get(v) is Level.BETWEEN]
+        read += [v for v in read_by(self.after.eqns, self.after.outs) if self.loop.levels.get(v) is Level.BETWEEN]
         along = set(self.along)
         return tuple(v for v in dict.fromkeys(read) if v in along or self.loop.levels[v] is Level.BETWEEN)
 
@@ -79,7 +79,7 @@ class Flow:
     def collected(self) -> tuple[Var, ...]:
         """Rows of the forward loop that are read between the loops: they go from stage to stage until complete."""
         _, rows = loop_of(self.loop.forward).results(self.loop.forward.outs)
-        read = _read(self.between_graph)
+        read = read_by(self.between_graph.eqns, self.between_graph.outs)
         return tuple(v for v in rows if v in read)
 
     @cached_property
@@ -96,7 +96,3 @@ def operands_of(eqn: Any) -> Any:
 def has_products(graph: Graph) -> bool:
     """True if a graph multiplies matrices."""
     return any(eqn.operation.product is not Product.NONE for eqn, _ in walk(graph))
-
-
-def _read(graph: Graph) -> set[Var]:
-    return {v for eqn in graph.eqns for v in eqn.ins} | set(graph.outs)

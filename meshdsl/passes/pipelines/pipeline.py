@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..dims import Dim, fresh_dim
-from ..errors.no_effect import NoEffectError
-from ..ir import Eqn, Graph, Var, walk
-from ..layouts import Layout, Mesh
-from ..passes.hoist import hoist_casts
-from ..passes.simplify import simplify
-from ..trace import location, trace
+from ...dims import Dim, fresh_dim
+from ...errors.no_effect import NoEffectError
+from ...ir import Eqn, Graph, Var, walk
+from ...layouts import Layout, Mesh
+from ...trace import location, trace
+from ..hoist import hoist_casts
+from ..simplify import simplify
 from .find import Loop, find
 from .one_tick import PipeDims
 from .schedule import Schedule

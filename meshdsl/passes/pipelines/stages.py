@@ -11,19 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ..control import SCAN
-from ..control.batching import batched
-from ..dims import Dim, fresh_dim
-from ..ir import Eqn, Scan, Type
-from ..ops.dtypes import cast
-from ..ops.dynamic import dynamic_update_slice
-from ..ops.elementwise import add, where
-from ..ops.indexing import iota, take
-from ..ops.placement import prefer
-from ..ops.reductions import broadcast, total
-from ..ops.reshape import flatten, unflatten
-from ..ops.slicing import pad, slice, swap_blocks
-from ..trace import Tensor, as_tensor, bind, evaluate, trace
+from ...control import SCAN
+from ...control.batching import batched
+from ...dims import Dim, fresh_dim
+from ...ir import Eqn, Scan, Type
+from ...ops.dtypes import cast
+from ...ops.dynamic import dynamic_update_slice
+from ...ops.elementwise import add, where
+from ...ops.indexing import iota, take
+from ...ops.placement import prefer
+from ...ops.reductions import broadcast, total
+from ...ops.reshape import flatten, unflatten
+from ...ops.slicing import pad, slice, swap_blocks
+from ...trace import Tensor, as_tensor, bind, evaluate, trace
 from .find import loop_of
 
 

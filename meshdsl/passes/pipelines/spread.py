@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..control import cond
-from ..dims import Dim
-from ..ops.elementwise import where
-from ..ops.indexing import iota
-from ..ops.slicing import roll
-from ..trace import Tensor
+from ...control import cond
+from ...dims import Dim
+from ...ops.elementwise import where
+from ...ops.indexing import iota
+from ...ops.slicing import roll
+from ...trace import Tensor
 
 
 @dataclass(frozen=True)

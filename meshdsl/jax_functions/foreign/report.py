@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors.tables import grouped, line_of, table
-from ..errors.units import seconds, show_bytes
+from ...errors.tables import grouped, line_of, table
+from ...errors.units import seconds, show_bytes
 from .constraints import Constraint
 from .findings import Finding
 from .price import Sent
