@@ -14,6 +14,7 @@ from ...dims import Shape
 from ...ir import Eqn, Reduce, Var
 from ...ir.min_cut import INFINITE, FlowGraph
 from ...layouts import Extents, Layout, Mesh
+from ...ops.dtypes import CAST, CAST_PARTS
 from ...ops.linear import together
 from ...ops.reshape import RENAME, RESHAPE
 from ..labels import labels_of
@@ -154,12 +155,17 @@ class ReductionCut:
         return any(axes & self._split(v.dims) for v in values)
 
     def _adds_up(self, eqn: Eqn) -> bool:
-        """True if an equation adds a value to a sum to which another addition follows, as in x + a + b.
+        """True if an equation adds a value to a sum to which another addition follows, as in x + a + b, also cast.
 
         The pending parts of a and b are then reduced once. Elsewhere the reduction would only be later, and apart from
         those beside it.
         """
-        return eqn.op in ADDITIONS and any(user.op in ADDITIONS for user in self.sums.users.get(eqn.outs[0], ()))
+        if eqn.op not in ADDITIONS:
+            return False
+        users = self.sums.users.get(eqn.outs[0], ())
+        while len(users) == 1 and next(iter(users)).op in (CAST, CAST_PARTS):
+            users = self.sums.users.get(next(iter(users)).outs[0], ())
+        return any(user.op in ADDITIONS for user in users)
 
     def _is_scattered_as_view(self, v: Var, axes: AxisSet) -> bool:
         """True if the only reader of a value renames or reshapes it to dims that the layout splits over these axes."""

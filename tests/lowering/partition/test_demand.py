@@ -210,3 +210,12 @@ def test_demand_adds_a_complete_value_to_a_sum_that_is_renamed_to_a_split_dim_an
     specs = md.spec("position:8 one:1 k:8"), md.spec("k:8 c:4"), md.spec("position:8 one:1 c:4")
     assert sent(f, "p:2", "k:p; length:p", *specs) == ["reduce_scatter length over p [8, 4]"]
     assert sent(f, "p:2", "k:p", *specs) == ["all_reduce(sum) over p [8, 1, 4]"]
+
+
+def test_demand_adds_a_complete_value_to_a_narrow_sum_that_a_loop_adds_up_in_a_wide_dtype() -> None:
+    def f(x: md.Tensor, y: md.Tensor) -> md.Tensor:
+        return md.accumulate(lambda x: md.cast(md.einsum(x, md.rename(x, k="n"), out="k n c") + y, "float32"), x, 4)
+
+    specs = md.spec("batch:32 k:8 c:4", "bfloat16"), md.spec("k:8 n:8 c:4", "bfloat16")
+    (reduced,) = md.compile(f, "p:2", "batch:p").program(*specs).collectives
+    assert (str(reduced.op), reduced.dtype.name, reduced.count) == ("all_reduce(sum) over p", "float32", 1)
