@@ -2,7 +2,7 @@
 
 from .borders import Border, borders, predicates
 from .cause import NO_CAUSE, Because, Cause
-from .clean import acts, cse, dce, rewritten, silent
+from .clean import acts, cse, dce, rewritten, silent, without
 from .collective import BlockEffect, Blocks, Collective, CollectiveDefaults, Pairs, Start
 from .exact import exact
 from .graph import (
@@ -36,5 +36,5 @@ __all__ = [
     "Product", "Reduce", "Scan", "Start", "Type", "Var", "While", "acts", "borders", "computed_from", "cse", "dce",
     "dim_names", "exact", "format_graph", "inferred", "known", "learn", "named", "no_flops", "only_named",
     "operations", "options", "params_with", "predicates", "read_by", "rewritten", "scratch_bytes", "silent",
-    "sources_of", "verify", "walk",
+    "sources_of", "verify", "walk", "without",
 ]  # fmt: skip

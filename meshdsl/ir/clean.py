@@ -17,15 +17,21 @@ def acts(eqn: Eqn) -> bool:
 
 
 def silent(graph: G) -> G:
-    """The graph without the equations that act; they return their operands."""
+    """The graph without the equations that act, also inside bodies; they return their operands."""
+    plain = without(graph, lambda eqn: isinstance(eqn.op, Op) and eqn.op.acts)
+    return plain.replace(eqns=tuple(eqn.map_graphs(silent) for eqn in plain.eqns))
+
+
+def without(graph: G, drops: Callable[[Eqn], bool]) -> G:
+    """The graph without some equations, in place of whose results their operands are read."""
     renamed: dict[Var, Var] = {}
     eqns: list[Eqn] = []
     for eqn in graph.eqns:
-        ins = tuple(renamed.get(v, v) for v in eqn.ins)
-        if isinstance(eqn.op, Op) and eqn.op.acts:
-            renamed.update(zip(eqn.outs, ins, strict=False))  # what its last result says, nobody reads
+        eqn = eqn.reading(renamed)
+        if drops(eqn):
+            renamed.update(zip(eqn.outs, eqn.ins, strict=False))  # nobody reads what else it returns
         else:
-            eqns.append((eqn.replace(ins=ins) if ins != eqn.ins else eqn).map_graphs(silent))
+            eqns.append(eqn)
     return graph.replace(eqns=tuple(eqns), outs=tuple(renamed.get(v, v) for v in graph.outs))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from ..control import KEEP
 from ..cost.attention import PLAIN
 from ..cost.machine import Machine
-from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, cse, dce, operations
+from ..ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, While, cse, dce, operations, without
 from ..lowering.partition.expansions import EXPANSIONS
 from ..ops.placement import PREFER, SHARD
 
@@ -86,16 +86,9 @@ def kernels(graph: Graph) -> tuple[KernelWork, ...]:
 
 def certain(graph: Graph) -> Graph:
     """The equations of every program: no operands of `keep`, which it may replace, and equal equations once."""
-    same: dict[Var, Var] = {}
-    eqns: list[Eqn] = []
-    for eqn in graph.eqns:
-        ins = tuple(same.get(v, v) for v in eqn.ins)
-        if eqn.op in (PREFER, SHARD):
-            same[eqn.outs[0]] = ins[0]
-            continue
-        eqns.append(eqn.replace(ins=() if eqn.op is KEEP else ins).map_graphs(certain))
-    outs = tuple(same.get(v, v) for v in graph.outs)
-    return dce(cse(graph.replace(eqns=tuple(eqns), outs=outs)))
+    plain = without(graph, lambda eqn: eqn.op in (PREFER, SHARD))
+    eqns = [(eqn.replace(ins=()) if eqn.op is KEEP else eqn).map_graphs(certain) for eqn in plain.eqns]
+    return dce(cse(plain.replace(eqns=tuple(eqns))))
 
 
 def _inside(

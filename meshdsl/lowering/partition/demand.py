@@ -17,14 +17,7 @@ from .pending_sums import Body, PendingSums, SumRegion
 from .reduction_cut import AxisSet, CutSetting, ReductionCut
 
 NONE: AxisSet = frozenset()
-
-
-@lru_cache(maxsize=128)
-def _sums(
-    graph: Graph, body: Body | None, zero: tuple[Var, ...], pending: tuple[tuple[Var, tuple[str, ...]], ...]
-) -> PendingSums:
-    """The same facts for every layout."""
-    return PendingSums(graph, body, zero, dict(pending))
+_sums = lru_cache(maxsize=128)(PendingSums)  # the same facts for every layout
 
 
 class Demand:

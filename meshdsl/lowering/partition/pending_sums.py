@@ -6,7 +6,7 @@ An operation keeps a sum pending if it is linear in that operand. The values con
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -59,11 +59,11 @@ class PendingSums:
         graph: Graph,
         body: Body | None = None,
         zero: Collection[Var] = (),
-        pending: Mapping[Var, Sequence[str]] | None = None,
+        pending: Iterable[tuple[Var, Sequence[str]]] = (),
     ):
         self.graph, self.body = graph, body
         self.zero = set(zero)
-        self.arriving = {v: frozenset(axes) for v, axes in (pending or {}).items()}
+        self.arriving = {v: frozenset(axes) for v, axes in pending}
         self.bounds = magnitudes(graph)
         self.numbers: dict[Var, Any] = {}  # values whose elements are all this number
         self.constants = constant_values(graph)  # each device computes its own part of these, in any sharding

@@ -14,12 +14,11 @@ forward pass. If the layer is the body of a loop, its forward pass is in another
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...control import BARRIER
 from ...control.host import host_values
-from ...ir import Eqn, Fuses, Graph, Op, Product, Scan, Var
+from ...ir import Eqn, Fuses, Graph, Op, Product, Scan, Var, without
 from ...lowering.asynchrony import Start
 from ...lowering.program import Program
 from ...ops.dtypes import CAST
@@ -110,14 +109,5 @@ def drop_row_barriers(program: Program) -> Program:
 
 
 def _without_barriers(body: Graph, rows: Sequence[Var]) -> Graph:
-    readers = Counter(v for eqn in body.eqns for v in set(eqn.ins)) + Counter(set(body.outs))
-    replaced = {
-        eqn.outs[0]: eqn.ins[0]
-        for eqn in body.eqns
-        if eqn.op is BARRIER and eqn.ins[0] in rows and readers[eqn.ins[0]] == 1
-    }
-    if not replaced:
-        return body
-    kept = [eqn for eqn in body.eqns if eqn.outs[0] not in replaced]
-    eqns = tuple(eqn.reading(replaced) for eqn in kept)
-    return body.replace(eqns=eqns, outs=tuple(replaced.get(v, v) for v in body.outs))
+    once = {v for v in rows if len(body.readers.get(v, ())) == 1 and v not in body.outs}
+    return without(body, lambda eqn: eqn.op is BARRIER and eqn.ins[0] in once)
