@@ -1,9 +1,9 @@
 """The train steps whose predicted memory is compared with the TPU compiler's, by the part of the evidence they are.
 
 The fusion model was developed on FITTED. KNOWN were compiled later, and are known to the model's authors: the rules
-for long sequences, experts and loops were written with them, as was the newest, for combined sums and the order of
-backward loops. EARLIER and TESTED were predicted before they were compiled; the rules for softmaxes and loops are newer
-than EARLIER, the newest ones also than TESTED.
+for long sequences, experts and loops were written with them. EARLIER and TESTED were predicted before they were
+compiled. The rules for softmaxes and loops are newer than EARLIER, and the newest ones (combined sums, the order of
+backward loops) were chosen with all parts in view.
 """
 
 from __future__ import annotations
