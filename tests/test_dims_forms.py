@@ -379,7 +379,7 @@ NO_DIMS = {
     "nn.moe.Assignment.__init__.capacity", "Sharding.axes.dim", "nn.decode.generate.empty", "Layout.__init__.rules",
     "import_orbax.dims", "import_safetensors.dims", "conv.stride", "conv.dilation", "conv.base_dilation",
     "avg_pool.stride", "max_pool.stride", "avg_pool.padding", "max_pool.padding", "conv.padding", "nn.conv.stride",
-    "nn.conv.padding", "nn.conv.dilation", "Program.is_padded.dim", "Imported.joined.shapes",
+    "nn.conv.padding", "nn.conv.dilation", "Program.is_padded.dim", "Imported.joined.shapes", "Sharding.along.dims",
 }  # fmt: skip
 
 
