@@ -145,7 +145,7 @@ CASES = {
             "layout": "heads:x vocab:x expert:x batch:x length:y position:y gate_slot:y slot:y",
             "weight_update": {"mode": "sharded", "regather": True},
             "remat": "offload",
-            "microbatches": 64,
+            "microbatches": 32,
             "overlap": "skew",
         },
     ),

@@ -67,8 +67,13 @@ class Guess:
 
     @cached_property
     def families(self) -> tuple[str, str, str]:
-        """The keys of plans whose exact costs correct its estimate, the most alike first."""
+        """The keys of plans whose exact costs correct its seconds, the most alike first."""
         return self.knobs.family, self.knobs.remat, ""
+
+    @cached_property
+    def holders(self) -> tuple[str, ...]:
+        """The same for its bytes, which depend on the roles more than on anything else."""
+        return f"{self.knobs.remat} {self.roles}", self.roles, *self.families
 
     @cached_property
     def refusable(self) -> frozenset[Any]:
@@ -164,7 +169,7 @@ class Guesses:
 
     def _bytes(self, guess: Guess) -> float:
         """The bytes of a guess, corrected."""
-        return guess.peak * _ratio(self._peak, guess)
+        return guess.peak * _ratio(self._peak, guess.holders)
 
     def _rank(self, guess: Guess) -> float:
         """The corrected seconds of a guess, more for what it shares with costed plans; infinite if it does not fit."""
@@ -173,7 +178,7 @@ class Guesses:
             return math.inf
         again = sum(part * self._seen[key] for part, key in zip(AGAIN, guess.alike, strict=True))
         near = guess.scale > 0
-        seconds = guess.seconds * (guess.scale * self._near if near else _ratio(self._seconds, guess))
+        seconds = guess.seconds * (guess.scale * self._near if near else _ratio(self._seconds, guess.families))
         return seconds * (1 + (again / 2 if near else again) + guess.size + max(0.0, over - 1))
 
     def simpler(self, plan: Plan, layout: Layout) -> float:
@@ -198,11 +203,14 @@ class Guesses:
         self.ratios.append(entry.seconds / guess.seconds)
         self._seen.update(guess.alike)
         self.refuse(guess.cost)
-        for known, ratio in ((self._seconds, self.ratios[-1]), (self._peak, entry.peak_bytes / guess.peak)):
-            for key in guess.families:
+        bytes_ratio = entry.peak_bytes / guess.peak
+        for known, keys, ratio in (
+            (self._seconds, guess.families, self.ratios[-1]), (self._peak, guess.holders, bytes_ratio),
+        ):  # fmt: skip
+            for key in keys:
                 known[key] = (known.get(key, ratio) + ratio) / 2
 
 
-def _ratio(known: Mapping[str, float], guess: Guess) -> float:
-    """The value of the first of a guess's families that has one; 1 if none has."""
-    return next((known[key] for key in guess.families if key in known), 1.0)
+def _ratio(known: Mapping[str, float], keys: Sequence[str]) -> float:
+    """The value of the first of these keys that has one; 1 if none has."""
+    return next((known[key] for key in keys if key in known), 1.0)
