@@ -2,8 +2,8 @@
 
 The gradient of the last product of a model is computed before the loop of the backward pass, where it frees the
 logits. Compilers may delay it until after the loop: if it is added to a gradient that the loop computes, as for an
-embedding that is also the last product, or if it is summed over devices, which they do together with the gradients of
-the loop. A fence ties such a product to what the loop carries.
+embedding that is also the last product, or if it is summed over devices, which they do after the loop, often together
+with the gradients of the loop. A fence ties such a product to what the loop carries.
 """
 
 from __future__ import annotations
