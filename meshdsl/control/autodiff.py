@@ -162,8 +162,8 @@ def vjp_of_graph(graph: Graph, active: Sequence[Active], read: Sequence[bool]) -
     """Returns the graph and its pullback as one graph, the forward values, and the indices of inputs with a cotangent.
 
     The inputs of the joint graph are the graph's inputs, then a cotangent for each floating result that is `read`. Its
-    results are the graph's results, then a cotangent for each active floating input (possibly
-    zeros). The forward values are those that the forward half computes.
+    results are the graph's results, then a cotangent for each active floating input (possibly zeros). The forward
+    values are those that the forward half computes.
     """
     n, floating, wrt = len(graph.ins), floating_among(graph.outs, read), floating_among(graph.ins, active)
     cts = [graph.outs[i].type for i in floating]

@@ -343,7 +343,7 @@ class _Search:
         return _Seen(row, keep=before is None, options=before or {})
 
     def joint(self, masks: Sequence[Var], order: Sequence[Dim]) -> np.ndarray | None:
-        """Where all masks are true, with these axes; None if a mask depends on data."""
+        """The conjunction of constant masks, with these axes; None if a mask depends on data."""
         values = [self.known(v) for v in masks]
         if any(x is None for x in values):
             return None

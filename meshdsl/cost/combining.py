@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from ..ir import Var
 from ..lowering import CollectiveRecord, Program
 from ..lowering.asynchrony import Start
-from .fusion import Send, Step
+from .fusion import Send, Step, readers_of
 from .network import Placement, full_bytes
 
 Item = TypeVar("Item", bound=Hashable)
@@ -94,10 +93,9 @@ def combined_sums(program: Program, order: Sequence[Step], limit: float) -> list
 
     What reads one of them comes after it.
     """
-    readers: dict[Var, list[Step]] = defaultdict(list)
-    for step in order:
-        for v in step.reads:
-            readers[v].append(step)
+    if not limit:
+        return list(order)
+    readers = readers_of(order)
 
     def part_of(step: Step) -> Part | None:
         if not isinstance(step, Send) or not step.eqn.effect.reduces or step.eqn.effect.dims:
@@ -105,16 +103,18 @@ def combined_sums(program: Program, order: Sequence[Step], limit: float) -> list
         (out,) = step.writes
         return Part((step.eqn.op, out.dtype), program.local_bytes(out), limit)
 
-    combined: dict[
-        Step, Sequence[Step]
-    ] = {}  # what a step becomes: the last sum of a group all of them, the others none
-    for group in groups(order, part_of, lambda step: [reader for v in step.writes for reader in readers[v]]):
-        if len(group) > 1:
-            sums = [step for step, _ in group if isinstance(step, Send)]
-            reads, writes = [v for step in sums for v in step.reads], [v for step in sums for v in step.writes]
-            combined |= dict.fromkeys(sums, ())
-            combined[sums[-1]] = (Send(sums[-1].eqn, tuple(reads), tuple(writes)),)
-    return _after_their_operands([new for step in order for new in combined.get(step, (step,))])
+    found = groups(order, part_of, lambda step: [reader for v in step.writes for reader in readers[v]])
+    return _after_their_operands(_joined(order, [[step for step, _ in group] for group in found if len(group) > 1]))
+
+
+def _joined(order: Sequence[Step], sends: Sequence[Sequence[Step]]) -> list[Step]:
+    """The steps with one `Send` for all sends of a group, where the last of them was."""
+    last: dict[Step, Step] = {}
+    for group in sends:
+        reads, writes = [v for step in group for v in step.reads], [v for step in group for v in step.writes]
+        last[group[-1]] = Send(cast(Send, group[-1]).eqn, tuple(reads), tuple(writes))
+    earlier = {step for group in sends for step in group[:-1]}
+    return [last.get(step, step) for step in order if step not in earlier]
 
 
 def _after_their_operands(order: Sequence[Step]) -> list[Step]:

@@ -10,7 +10,7 @@ traffic and time all use this model; they differ in which scores of a softmax ar
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -95,6 +95,15 @@ def steps(program: Program, scores_of: Callable[[Program], Scores] = long_scores
     if scores_of not in known:
         known[scores_of] = tuple(_Fusion(program, scores_of).steps())
     return known[scores_of]
+
+
+def readers_of(order: Iterable[Step]) -> Mapping[Var, Sequence[Step]]:
+    """The steps that read each value, in their order; none for what nothing reads."""
+    readers: dict[Var, list[Step]] = defaultdict(list)
+    for step in order:
+        for v in step.reads:
+            readers[v].append(step)
+    return readers
 
 
 def holders(graph: Graph) -> dict[Var, Var]:

@@ -30,7 +30,7 @@ from ..ir import Eqn, Graph, Scan, Var, While, scratch_bytes
 from ..lowering import Program
 from ..targets import MemoryRules
 from .combining import combined_sums
-from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, steps
+from .fusion import Branch, Kernel, LoopStep, Send, Step, Wait, holders, readers_of, steps
 from .scores import names
 
 CATEGORIES = (
@@ -197,11 +197,8 @@ class Lives:
         """
         if any(isinstance(step, Wait) for step in order):
             return list(order)  # the program fixes the order
-        order = combined_sums(self.program, order, self.rules.combines) if self.rules.combines else order
-        readers: dict[Var, list[Step]] = defaultdict(list)
-        for step in order:
-            for v in step.reads:
-                readers[v].append(step)
+        order = combined_sums(self.program, order, self.rules.combines)
+        readers = readers_of(order)
         times: dict[Step, int] = {}
         births: dict[Var, int] = {}
         for i, step in enumerate(order):

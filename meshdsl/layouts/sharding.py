@@ -62,7 +62,11 @@ class Sharding:
         return ()
 
     def along(self, dims: Iterable[Dim]) -> Sharding:
-        """The split of these dims alone, without partial axes."""
+        """The split of these dims alone, without partial axes.
+
+        >>> Sharding.of({"batch": ("rows",), "io": ("cols",)}).along([Dim("io", 8), Dim("out", 4)])
+        {io:cols}
+        """
         return Sharding.of({d.name: self.axes(d) for d in dims})
 
     @property

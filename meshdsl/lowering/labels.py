@@ -38,7 +38,7 @@ def _labels(eqn: Eqn) -> Labels:
 
 
 def index_map_of(eqn: Eqn) -> IndexMap | None:
-    """How an operation moves elements along dims, if it only does that."""
+    """The index map of an operation that only moves elements; None for other operations."""
     moves = eqn.operation.moves
     return None if moves is None else moves(*(v.type for v in eqn.ins), **eqn.params)
 

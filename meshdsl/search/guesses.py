@@ -71,7 +71,7 @@ class Guess:
         return self.knobs.family, self.knobs.remat, ""
 
     @cached_property
-    def holders(self) -> tuple[str, ...]:
+    def byte_families(self) -> tuple[str, ...]:
         """The same for its bytes, which depend on the roles more than on anything else."""
         return f"{self.knobs.remat} {self.roles}", self.roles, *self.families
 
@@ -169,7 +169,7 @@ class Guesses:
 
     def _bytes(self, guess: Guess) -> float:
         """The bytes of a guess, corrected."""
-        return guess.peak * _ratio(self._peak, guess.holders)
+        return guess.peak * _ratio(self._peak, guess.byte_families)
 
     def _rank(self, guess: Guess) -> float:
         """The corrected seconds of a guess, more for what it shares with costed plans; infinite if it does not fit."""
@@ -205,7 +205,7 @@ class Guesses:
         self.refuse(guess.cost)
         bytes_ratio = entry.peak_bytes / guess.peak
         for known, keys, ratio in (
-            (self._seconds, guess.families, self.ratios[-1]), (self._peak, guess.holders, bytes_ratio),
+            (self._seconds, guess.families, self.ratios[-1]), (self._peak, guess.byte_families, bytes_ratio),
         ):  # fmt: skip
             for key in keys:
                 known[key] = (known.get(key, ratio) + ratio) / 2

@@ -1,4 +1,4 @@
-"""What was traced and compiled is freed when nobody has it any more, without Python's garbage collector."""
+"""Traces and compiled programs are freed with their last reference, without the garbage collector."""
 
 from __future__ import annotations
 
