@@ -5,6 +5,7 @@ from .cause import NO_CAUSE, Because, Cause
 from .clean import acts, cse, dce, rewritten, silent, without
 from .collective import BlockEffect, Blocks, Collective, CollectiveDefaults, Pairs, Start
 from .exact import exact
+from .flow import computed_from, read_by, sources_of
 from .graph import (
     Call,
     Cond,
@@ -14,7 +15,6 @@ from .graph import (
     Scan,
     Var,
     While,
-    computed_from,
     dim_names,
     format_graph,
     known,
@@ -22,9 +22,7 @@ from .graph import (
     operations,
     options,
     params_with,
-    read_by,
     scratch_bytes,
-    sources_of,
     walk,
 )
 from .op import Bounded, Fuses, Labels, Linear, Op, Params, Product, Reduce, Type, named, no_flops, only_named

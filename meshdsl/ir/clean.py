@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from .exact import exact
-from .graph import Cond, Eqn, G, Graph, Scan, Var, known, learn, read_by
+from .flow import read_by
+from .graph import Cond, Eqn, G, Graph, Scan, Var, known, learn
 from .op import Op
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import is_
@@ -352,30 +352,6 @@ def _is_number(eqn: Eqn) -> bool:
 def dim_names(eqns: Sequence[Eqn]) -> dict[str, None]:
     """The names of the dims of the operands and results, in order."""
     return dict.fromkeys(d.name for eqn in eqns for v in (*eqn.ins, *eqn.outs) for d in v.dims)
-
-
-def sources_of(eqns: Sequence[Eqn], values: Iterable[Var]) -> set[Eqn]:
-    """The equations among these that compute the values, with all that they read."""
-    needed, sources = set(values), set[Eqn]()
-    for eqn in reversed(eqns):
-        if not needed.isdisjoint(eqn.outs):
-            sources.add(eqn)
-            needed.update(eqn.ins)
-    return sources
-
-
-def read_by(eqns: Iterable[Eqn], results: Iterable[Var] = ()) -> set[Var]:
-    """The values that the equations read, and the results of their graph."""
-    return {v for eqn in eqns for v in eqn.ins}.union(results)
-
-
-def computed_from(eqns: Iterable[Eqn], values: Iterable[Var]) -> set[Var]:
-    """The values, and the results of the equations that depend on one of them."""
-    found = set(values)
-    for eqn in eqns:
-        if not found.isdisjoint(eqn.ins):
-            found.update(eqn.outs)
-    return found
 
 
 def params_with(eqn: Eqn, new: Mapping[Dim, Dim]) -> dict[str, Any]:
